@@ -1,0 +1,34 @@
+# Everything a person or CI does with this checkout. `make help` lists it.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PIP_ARGS ?=
+
+.PHONY: help install test lint types bench clean
+help:  ## what there is
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "kvguard needs Python 3.11 or newer; run make PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -m venv $(VENV) || { echo "python venv is missing: apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -e '.[dev]'
+	@touch $@
+
+install: $(STAMP)  ## set up .venv with kvguard and what its tests need
+
+test: $(STAMP)  ## all tests but those of the real engine stack
+	$(BIN)/python -m pytest --ignore=tests/lab $(ARGS)
+
+lint: $(STAMP)  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)  ## strict types on guard/
+	$(BIN)/mypy --strict guard
+
+bench: $(STAMP)  ## timings, as ratios within one run
+	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+clean:  ## remove what make made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
