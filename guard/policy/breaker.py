@@ -228,9 +228,9 @@ def _closed(
             return _decision(
                 "bypassed", "slow", Admission(0.0), "bypass", "slow", verdict.words, verdict
             ), opened
-        action = None if state.episode_told else "would_bypass"
+        told = None if state.episode_told else "would_bypass"
         return _decision(
-            _shown(verdict), _cause(verdict), None, action, "slow", verdict.words, verdict
+            _shown(verdict), _cause(verdict), None, told, "slow", verdict.words, verdict
         ), replace(state, episode_told=True)
     action: str | None = None
     code: str = verdict.kind
