@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from guard.estimate.windows import Window
+from guard.sources.samples import Sample
 
 # Below this spread of load sizes (standard deviation over mean) a slope is noise.
 _MIN_SIZE_SPREAD = 0.1
@@ -67,19 +68,32 @@ def fit(sums: LoadSums) -> Fit | None:
 
 
 def path_bandwidth(window: Window, min_loads: float) -> float | None:
-    """Bytes completed per second with a load in flight, over whole loads; None when fewer
-    than `min_loads` completed or the path was never busy."""
-    part = window.between_steps("gate.all.loads")
-    if part is None:
+    """Bytes moved per second with a load in flight; None when fewer than `min_loads`
+    completed in the window, or the path was never busy.
+
+    Loads are lumps: with five of them in a window, counting each where it completes errs
+    by a third. So a load's bytes are spread over its lifetime: at both edges the loads in
+    flight count with the part they have had by then, their age times what one prompt
+    gets (Σb/Σd), and never more than their size.
+    """
+    loads, moved = window.delta("gate.all.loads"), window.delta("gate.all.bytes")
+    seconds, busy = window.delta("gate.all.seconds"), window.delta("gate.busy_seconds")
+    if loads is None or moved is None or seconds is None or busy is None:
         return None
-    loads, moved = part.delta("gate.all.loads"), part.delta("gate.all.bytes")
-    busy = part.delta("gate.busy_seconds")
-    if loads is None or moved is None or busy is None:
+    if loads < min_loads or busy <= 0 or moved <= 0 or seconds <= 0:
         return None
-    # The load whose completion opened the part is not counted in it, but in the window.
-    if loads + 1 < min_loads or busy <= 0 or moved <= 0:
-        return None
-    return moved / busy
+    per_load = moved / seconds
+    begun = _moved_in_flight(window.samples[0], per_load)
+    under_way = _moved_in_flight(window.samples[-1], per_load)
+    return max(0.0, moved + under_way - begun) / busy
+
+
+def _moved_in_flight(sample: Sample, per_load: float) -> float:
+    """Bytes that the loads in flight have had, their ages spread evenly up to the oldest."""
+    oldest = sample.values.get("gate.oldest_load_seconds", 0.0)
+    count = sample.values.get("gate.loads_in_flight", 0.0)
+    ages = oldest * (count + 1) / 2
+    return min(sample.values.get("gate.in_flight_bytes", 0.0), ages * per_load)
 
 
 def in_flight_bound(

@@ -43,23 +43,6 @@ class Window:
         values = [s.values[name] for s in self.samples if name in s.values]
         return sum(values) / len(values) if values else None
 
-    def between_steps(self, name: str) -> Window | None:
-        """The part from the first to the last sample in which a counter had just grown.
-
-        Loads are lumps: a window that opens right after a completion and closes right
-        after one holds whole loads, so bytes per busy second has no edge error of half
-        a load. None when the counter grew in fewer than two samples.
-        """
-        grown = [
-            index
-            for index in range(1, len(self.samples))
-            if self.samples[index].values.get(name, 0.0)
-            > self.samples[index - 1].values.get(name, float("inf"))
-        ]
-        if len(grown) < 2:
-            return None
-        return Window(self.samples[grown[0] : grown[-1] + 1])
-
 
 class History:
     """The last `seconds` of one peer's samples, from its present incarnation only."""
