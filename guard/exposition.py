@@ -27,14 +27,14 @@ Body = str | bytes | bytearray | memoryview
 _NO_LABELS: Labels = frozenset()
 _LEGACY_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
-_QUOTED = rb'"((?:[^"\\\n]|\\[^\n])*)"'
+_QUOTED = rb'"((?:[^"\\\n]++|\\[^\n])*+)"'
 _LABEL = re.compile(rb"[ \t]*([a-zA-Z_][a-zA-Z0-9_]*|" + _QUOTED + rb")[ \t]*=[ \t]*" + _QUOTED)
 _QUOTED_NAME = re.compile(rb"[ \t]*" + _QUOTED)
 _SEPARATOR = re.compile(rb"[ \t]*(?:,[ \t]*(\}?)|(\}))")
 _EMPTY = re.compile(rb"[ \t]*\}")
 _ESCAPE = re.compile(r'\\([\\"n])')
 
-_NUMBER = rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+_NUMBER = rb"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 # What Go's ParseFloat takes, less the hexadecimal floats and underscores that Prometheus
 # refuses, plus the signed NaN (see above).
 _VALUE = rb"(?:" + _NUMBER + rb"|[+-]?(?i:inf|infinity|nan))"
@@ -128,7 +128,7 @@ def _normalized(body: Body) -> bytes:
         )
     if b"\n " in data or b"\n\t" in data:
         data = _INDENT.sub(b"\n", data)
-    start = data[1:16].lstrip()
+    start = data[1:512].lstrip()
     if start.startswith((b"<", b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b")):
         raise ExpositionError(_not_one(data[1:], _looks_like(data[1:])))
     if not data.endswith(b"\n"):
@@ -262,7 +262,7 @@ def _value(line: bytes, position: int) -> float:
         if name is not None or _EXEMPLAR_TAIL.fullmatch(exemplar, end) is None:
             raise ValueError("its exemplar cannot be read")
     value = float(tail[1])
-    if math.isinf(value) and tail[1][-1:].isdigit():
+    if math.isinf(value) and b"n" not in tail[1].lower():
         raise ValueError("its value is out of range")
     return value
 

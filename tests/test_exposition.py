@@ -110,7 +110,7 @@ def test_of_a_series_that_comes_twice_the_last_counts() -> None:
     ("body", "says"),
     [
         ("", "empty"),
-        (" \n\n", "empty"),
+        (" \n\n", "white space"),
         ("<html><body>busy</body></html>\n", "HTML"),
         ("<html>", "HTML"),
         ('{"error": "not found"}\n', "JSON"),
