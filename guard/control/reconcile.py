@@ -1,0 +1,173 @@
+"""From the admission that is wanted to the admission that is in force.
+
+Reads the gate's status, writes what differs, renews the lease, reads again. What the gate
+did not confirm is not in force, and a person's hold that is not ours is left alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from guard.control.lmcache_mp import GateControl
+from guard.errors import ControlError, SourceError
+from guard.policy.types import Admission, Override
+from guard.sources.gate import GateStatus
+from guard.sources.samples import Sample
+
+# Loads must never take all prefetch slots, or a frozen store stalls L1 hits too.
+_FREE_SLOTS = 3
+_PERSON = "person:"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An admission to be in force: by whom, why, and for how long without renewal."""
+
+    admission: Admission
+    holder: str
+    reason: str
+    lease_seconds: float
+
+
+class Reconciler:
+    """Keeps one gate as wanted. `monotonic` is in seconds."""
+
+    def __init__(
+        self,
+        control: GateControl,
+        holder: str,
+        monotonic: Callable[[], float],
+        *,
+        lease_seconds: float,
+        renew_seconds: float,
+        status_seconds: float,
+    ) -> None:
+        self._control = control
+        self.holder = holder
+        self._monotonic = monotonic
+        self._lease_seconds = lease_seconds
+        self._renew_seconds = renew_seconds
+        self._status_seconds = status_seconds
+        self._status_at = float("-inf")
+        self._written_at = float("-inf")
+        self._must_read = True
+        self._own_persons: set[str] = set()
+        self.status: GateStatus | None = None
+        self.requests: Counter[str] = Counter()
+        self.error: str | None = None
+
+    async def refresh(self, cache: Sample | None) -> None:
+        """Read the gate's status when it is due: every ten seconds, after a write, and
+        when the ledger shows another revision or epoch than the one known."""
+        if cache is None:
+            self._must_read = True
+            return
+        epoch = cache.incarnation[-1] if isinstance(cache.incarnation, tuple) else None
+        if epoch is None:
+            self.status = None
+            return
+        known = self.status
+        if (
+            known is not None
+            and not self._must_read
+            and not known.probe_running
+            and known.epoch == epoch
+            and cache.values.get("gate.revision") == known.revision
+            and self._monotonic() - self._status_at < self._status_seconds
+        ):
+            return
+        try:
+            self.status = await self._control.status()
+        except SourceError as error:
+            self.error = str(error)
+            self.requests["status_failed"] += 1
+            return
+        self._status_at = self._monotonic()
+        self._must_read = False
+        self.requests["status"] += 1
+
+    def foreign_holder(self, override: Override | None) -> str | None:
+        """Who holds the gate if it is neither this guard, nor a person who spoke through
+        it, nor nobody."""
+        status = self.status
+        if status is None or status.holder is None or status.holder == self.holder:
+            return None
+        if override is not None and status.holder == f"{_PERSON}{override.who}":
+            return None
+        return None if status.holder in self._own_persons else status.holder
+
+    def own(self, who: str) -> None:
+        """Remember a person who spoke through this guard: their hold is ours to change."""
+        self._own_persons.add(f"{_PERSON}{who}")
+
+    def wanted(
+        self, admission: Admission, reason: str, override: Override | None, now: float
+    ) -> Wanted:
+        """How an admission is to be held: a person's for as long as their word lives, so
+        that it outlives the guard; the guard's own on a short lease."""
+        if override is not None:
+            left = max(1.0, override.expires_at - now)
+            return Wanted(admission, f"{_PERSON}{override.who}", override.reason, left)
+        return Wanted(admission, self.holder, reason, self._lease_seconds)
+
+    async def apply(self, wanted: Wanted, max_in_flight: int | None) -> bool:
+        """Write what differs, or renew. True when `wanted` is in force as far as the gate
+        said; False with `error` set otherwise."""
+        status = self.status
+        if status is None:
+            self.error = "observe only: no control available"
+            return False
+        max_loads = max(1, max_in_flight - _FREE_SLOTS) if max_in_flight else None
+        same = (
+            status.share == wanted.admission.share
+            and status.min_chunks == wanted.admission.min_chunks
+            and status.holder == wanted.holder
+            and (max_loads is None or status.max_loads == max_loads)
+        )
+        persons = wanted.holder.startswith(_PERSON)
+        due = self._monotonic() - self._written_at >= self._renew_seconds and not persons
+        if same and not due:
+            return True
+        try:
+            self.status = await self._control.write(
+                status,
+                share=wanted.admission.share,
+                min_chunks=wanted.admission.min_chunks,
+                max_loads=max_loads,
+                holder=wanted.holder,
+                reason=wanted.reason,
+                lease_seconds=wanted.lease_seconds,
+            )
+        except ControlError as error:
+            self.error = str(error)
+            self.requests[error.kind] += 1
+            self._must_read = True
+            return False
+        self._written_at = self._monotonic()
+        self._must_read = True
+        self.error = None
+        self.requests["renewed" if same else "written"] += 1
+        return True
+
+    async def probe(self, chunks: int, max_bytes: int, deadline_seconds: float) -> bool:
+        """Ask for one probe; True when it started."""
+        if self.status is None:
+            return False
+        try:
+            await self._control.probe(
+                self.status,
+                chunks=chunks,
+                count=1,
+                max_bytes=max_bytes,
+                deadline_seconds=deadline_seconds,
+            )
+        except ControlError as error:
+            self.error = str(error)
+            self.requests[f"probe_{error.kind}"] += 1
+            self._must_read = True
+            return False
+        self.requests["probe"] += 1
+        self._must_read = True
+        return True

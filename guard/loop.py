@@ -1,0 +1,463 @@
+"""The loop: one tick after another, left to right, whatever the peers do.
+
+scrape -> estimate -> decide -> act -> journal -> show. Only this module knows the order;
+each step lives in its own room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+from guard.control.lmcache_mp import GateControl
+from guard.control.reconcile import Reconciler, Wanted
+from guard.errors import ControlConflict
+from guard.estimate.estimator import Configured, Estimator
+from guard.policy.breaker import BreakerState, PolicySettings, Surroundings, decide
+from guard.policy.types import Admission, Decision, Mode, Override, OverrideMode
+from guard.readings import Snapshot
+from guard.scrape import Burst, Scraper
+from guard.sources.http import HttpClient
+from guard.sources.lmcache_mp import has_gate
+from guard.view import View
+
+STATE_SCHEMA = 1
+DEFAULT_TTL_SECONDS = 1800.0
+MAX_TTL_SECONDS = 86_400.0
+_TIMEOUT_OF_INTERVAL = 0.45
+_PROBE_CHUNKS = 4
+_PROBE_MAX_BYTES = 256 * 1024 * 1024
+_PROBE_DEADLINE_SECONDS = 10.0
+
+
+class JournalLike(Protocol):
+    """What the loop needs of a journal: it never raises, and remembers its last error."""
+
+    error: str | None
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append one line."""
+
+
+class StateStore(Protocol):
+    """Where the loop's state outlives it. Neither call raises for what is on the disk."""
+
+    def load(self) -> Mapping[str, Any] | None:
+        """The last saved document, None when there is none that can be used."""
+
+    def save(self, document: Mapping[str, Any]) -> None:
+        """Replace the document atomically."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """What the loop must be told; all times in seconds."""
+
+    engines: tuple[str, ...] = ("http://127.0.0.1:8000",)
+    cache: str | None = "http://127.0.0.1:8080"
+    mode: Mode = "observe"
+    interval_seconds: float = 1.0
+    holder: str = "kvguard:local"
+    estimate: Configured = field(default_factory=Configured)
+    policy: PolicySettings = field(default_factory=PolicySettings)
+    lease_seconds: float = 30.0
+    renew_seconds: float = 5.0
+    status_seconds: float = 10.0
+    stop_renewing_after_seconds: float = 300.0
+
+
+class Loop:
+    """One guard. Clocks and chance are injected; `run` is the only endless thing."""
+
+    def __init__(
+        self,
+        settings: LoopSettings,
+        journal: JournalLike,
+        store: StateStore,
+        *,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._settings = settings
+        self._journal = journal
+        self._store = store
+        self._wall, self._monotonic, self._chance = wall, monotonic, chance
+        timeout = settings.interval_seconds * _TIMEOUT_OF_INTERVAL
+        self._client = HttpClient()
+        self._scraper = Scraper(
+            self._client, settings.engines, settings.cache, timeout, wall, monotonic
+        )
+        self._reconciler = Reconciler(
+            GateControl(self._client, settings.cache or "", timeout),
+            settings.holder,
+            monotonic,
+            lease_seconds=settings.lease_seconds,
+            renew_seconds=settings.renew_seconds,
+            status_seconds=settings.status_seconds,
+        )
+        self._estimator = Estimator(settings.estimate)
+        self._state = BreakerState()
+        self._override: Override | None = None
+        self._override_revision = 0
+        self._since = float("-inf")
+        self._wanted: Wanted | None = None
+        self._evidence_at = monotonic()
+        self._lock = asyncio.Lock()
+        self._decisions: Counter[tuple[str, str]] = Counter()
+        self._up: dict[str, bool] = {}
+        self._control_error: str | None = None
+        self._saved: dict[str, Any] | None = None
+        self._cpu_seconds = 0.0
+        self._view = View(
+            started_at=wall(),
+            ticks=0,
+            last_tick_monotonic=None,
+            mode=settings.mode,
+            control="not seen yet",
+            holder=None,
+            admission=None,
+            lease_expires_at=None,
+            override=None,
+            override_revision=0,
+            snapshot=None,
+            decision=None,
+        )
+        self._adopt()
+
+    # face ---------------------------------------------------------------------------
+
+    def view(self) -> View:
+        """The latest view; never blocks."""
+        return self._view
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Tick every interval until `stop` is set; a tick that fails is journalled and
+        the next one comes all the same."""
+        interval = self._settings.interval_seconds
+        due = self._monotonic()
+        while not stop.is_set():
+            try:
+                await self.tick()
+            except Exception as error:  # the loop outlives whatever one tick meets
+                self._journal.write("fault", reason=f"a tick failed: {error!r}")
+            due = max(due + interval, self._monotonic())
+            try:
+                await asyncio.wait_for(stop.wait(), max(0.0, due - self._monotonic()))
+            except TimeoutError:
+                continue
+
+    async def close(self) -> None:
+        """Close the connections to the peers; the last thing, after any `release`."""
+        await self._client.close()
+
+    async def release(self) -> None:
+        """Give the gate back to its default at once (`--release-on-exit`): a short lease
+        that admits all."""
+        if self._wanted is None or self._override is not None:
+            return
+        wanted = Wanted(Admission(), self._settings.holder, "guard stopped: released", 1.0)
+        done = await self._reconciler.apply(wanted, None)
+        self._journal.write("release", reason="released on exit" if done else "release failed")
+
+    async def set_override(
+        self,
+        mode: OverrideMode,
+        *,
+        who: str,
+        reason: str,
+        ttl_seconds: float | None,
+        if_revision: int | None,
+    ) -> View:
+        """Set or clear (`auto`) the override, act on it at once, journal it.
+
+        Raises ControlConflict when `if_revision` is given and stale, ValueError for a TTL
+        out of (0, 24 h].
+        """
+        ttl = DEFAULT_TTL_SECONDS if ttl_seconds is None else ttl_seconds
+        if not 0 < ttl <= MAX_TTL_SECONDS:
+            raise ValueError(f"ttl_s must be above 0 and at most {MAX_TTL_SECONDS:g}, not {ttl:g}")
+        if if_revision is not None and if_revision != self._override_revision:
+            raise ControlConflict(
+                f"the override changed meanwhile: revision is {self._override_revision}, "
+                f"not {if_revision}; read it again"
+            )
+        before, now = self._override, self._wall()
+        self._override_revision += 1
+        if mode == "auto":
+            self._override = None
+        else:
+            self._override = Override(mode, who, reason, now, now + ttl, self._override_revision)
+        for word in (before, self._override):
+            if word is not None:
+                self._reconciler.own(word.who)
+        self._journal.write(
+            "override",
+            action=mode,
+            who=who,
+            reason=reason,
+            ttl_s=None if mode == "auto" else ttl,
+            before=asdict(before) if before else None,
+            after=asdict(self._override) if self._override else None,
+        )
+        self._save()
+        await self.tick()
+        return self._view
+
+    # one tick -----------------------------------------------------------------------
+
+    async def tick(self) -> None:
+        """One pass from scrape to view."""
+        async with self._lock:
+            begin = time.process_time()
+            await self._tick()
+            self._cpu_seconds += time.process_time() - begin
+            self._view = replace(self._view, tick_cpu_seconds_total=self._cpu_seconds)
+
+    async def _tick(self) -> None:
+        burst = await self._scraper.read()
+        await self._reconciler.refresh(burst.cache)
+        now, monotonic = self._wall(), self._monotonic()
+        gate = self._reconciler.status
+        snapshot = Snapshot(
+            now,
+            monotonic,
+            self._estimator.update(
+                burst.engine,
+                burst.cache,
+                burst.status,
+                now,
+                monotonic,
+                self._since,
+                float(gate.max_loads) if gate else None,
+            ),
+        )
+        self._expire_override(now)
+        blind = self._blind(burst)
+        if blind is None:
+            self._evidence_at = monotonic
+        around = Surroundings(
+            mode=self._settings.mode,
+            override=self._override,
+            can_control=gate is not None,
+            foreign_holder=self._reconciler.foreign_holder(self._override),
+            share_in_force=gate.share if gate else None,
+            can_probe=gate is not None and gate.can_probe,
+            probe=gate.probe if gate else None,
+            blind=blind if self._override is None else None,
+        )
+        before = self._state
+        decision, self._state = decide(
+            snapshot, self._state, self._settings.policy, around, now, self._chance
+        )
+        self._journal_sources(burst)
+        if decision.action:
+            self._decisions[decision.action, decision.reason_code] += 1
+            self._journal.write(
+                "decision",
+                action=decision.action,
+                state=decision.state,
+                cause=decision.cause,
+                mode=self._settings.mode,
+                reason_code=decision.reason_code,
+                reason=decision.reason,
+                evidence=dict(decision.evidence),
+                before={"phase": before.phase, "share": gate.share if gate else None},
+                after={
+                    "phase": self._state.phase,
+                    "share": decision.admission.share if decision.admission else None,
+                },
+            )
+        await self._act(decision, burst, around, monotonic, now)
+        self._save()
+        self._show(burst, snapshot, decision, now, monotonic)
+
+    def _blind(self, burst: Burst) -> str | None:
+        """Why the policy cannot see enough to change anything, or None."""
+        if burst.cache is None:
+            return "the cache does not answer: holding"
+        if burst.engine is None:
+            return "the engine does not answer: holding"
+        if burst.status is None:
+            return "the cache's status does not answer: holding"
+        return None
+
+    async def _act(
+        self,
+        decision: Decision,
+        burst: Burst,
+        around: Surroundings,
+        monotonic: float,
+        now: float,
+    ) -> None:
+        if burst.cache is None or not has_gate(burst.cache) or self._reconciler.status is None:
+            return
+        enforce = self._settings.mode == "enforce" and around.foreign_holder is None
+        wanted: Wanted | None
+        if decision.admission is not None and (enforce or self._override is not None):
+            wanted = self._reconciler.wanted(
+                decision.admission, decision.reason, self._override, now
+            )
+        elif (
+            decision.admission is None
+            and enforce
+            and around.blind is not None
+            and monotonic - self._evidence_at < self._settings.stop_renewing_after_seconds
+        ):
+            wanted = self._wanted  # hold what is there, and keep its lease
+        elif self._must_let_go(around):
+            wanted = Wanted(Admission(), self._settings.holder, "back to observing", 1.0)
+        else:
+            return
+        if wanted is None:
+            return
+        was = self._reconciler.status.share
+        done = await self._reconciler.apply(
+            wanted, burst.status.max_in_flight if burst.status else None
+        )
+        self._wanted = wanted
+        if done and was == 0 and wanted.admission.share > 0:
+            # What loads did before they were let back in says nothing about them now.
+            self._since = self._monotonic()
+        self._journal_control(done, was, wanted)
+        if decision.probe and done and enforce:
+            await self._reconciler.probe(_PROBE_CHUNKS, _PROBE_MAX_BYTES, _PROBE_DEADLINE_SECONDS)
+
+    def _must_let_go(self, around: Surroundings) -> bool:
+        """Observing, but a hold that was set through this guard still stands."""
+        status = self._reconciler.status
+        return (
+            self._override is None
+            and self._settings.mode == "observe"
+            and around.foreign_holder is None
+            and status is not None
+            and status.holder is not None
+            and self._wanted is not None
+        )
+
+    # memory and words ---------------------------------------------------------------
+
+    def _expire_override(self, now: float) -> None:
+        word = self._override
+        if word is not None and now >= word.expires_at:
+            self._override = None
+            self._override_revision += 1
+            self._journal.write(
+                "override", action="expired", who=word.who, reason=f"{word.mode} ran out"
+            )
+
+    def _journal_sources(self, burst: Burst) -> None:
+        for source in burst.sources:
+            if self._up.get(source.name) != source.up:
+                self._up[source.name] = source.up
+                self._journal.write(
+                    "source",
+                    source=source.name,
+                    up=source.up,
+                    reason=source.error or f"{source.url} answers",
+                )
+
+    def _journal_control(self, done: bool, was: float, wanted: Wanted) -> None:
+        error = None if done else self._reconciler.error
+        if error != self._control_error:
+            self._control_error = error
+            if error is not None:
+                self._journal.write("control_failed", reason=error, wanted=asdict(wanted))
+            else:
+                self._journal.write("control_restored", reason="the gate does as asked again")
+        if done and was != wanted.admission.share:
+            self._journal.write(
+                "admission",
+                before=was,
+                after=wanted.admission.share,
+                holder=wanted.holder,
+                reason=wanted.reason,
+            )
+
+    def _save(self) -> None:
+        document = {
+            "schema": STATE_SCHEMA,
+            "breaker": asdict(self._state),
+            "override": asdict(self._override) if self._override else None,
+            "override_revision": self._override_revision,
+        }
+        # Only what a restart must not lose is worth a write to disk.
+        volatile = ("episode_last", "episode_ticks", "episode_since", "next_probe_at")
+        key = {
+            **document,
+            "breaker": {k: v for k, v in asdict(self._state).items() if k not in volatile},
+        }
+        if self._override is not None:
+            key["breaker"] = None
+        if key != self._saved:
+            self._store.save(document)
+            self._saved = key
+
+    def _adopt(self) -> None:
+        """Take up what a guard before us with the same state directory was doing."""
+        document = self._store.load()
+        if document is None or document.get("schema") != STATE_SCHEMA:
+            return
+        try:
+            self._state = BreakerState(**document["breaker"])
+            word = document.get("override")
+            self._override = Override(**word) if word else None
+            self._override_revision = int(document.get("override_revision", 0))
+        except (KeyError, TypeError, ValueError) as error:
+            self._state, self._override = BreakerState(), None
+            self._journal.write("state", reason=f"saved state cannot be used: {error!r}")
+            return
+        if self._override is not None:
+            self._reconciler.own(self._override.who)
+        self._journal.write(
+            "state", reason=f"took up the saved state: {self._state.phase}", state=document
+        )
+
+    def _show(
+        self,
+        burst: Burst,
+        snapshot: Snapshot,
+        decision: Decision,
+        now: float,
+        monotonic: float,
+    ) -> None:
+        gate = self._reconciler.status if burst.cache is not None else None
+        foreign = self._reconciler.foreign_holder(self._override)
+        if burst.cache is None:
+            control = "the cache does not answer"
+        elif not has_gate(burst.cache):
+            control = "observe only: no control available"
+        elif gate is None:
+            control = f"the gate's status cannot be read: {self._reconciler.error}"
+        elif foreign:
+            control = f"held by {foreign}"
+        elif self._control_error:
+            control = f"not in force: {self._control_error}"
+        else:
+            control = "gate"
+        lease = gate.lease_expires_in_seconds if gate else None
+        self._view = View(
+            started_at=self._view.started_at,
+            ticks=self._view.ticks + 1,
+            last_tick_monotonic=monotonic,
+            mode=self._settings.mode,
+            control=control,
+            holder=gate.holder if gate else None,
+            admission=Admission(gate.share, gate.min_chunks) if gate else None,
+            lease_expires_at=now + lease if lease is not None else None,
+            override=self._override,
+            override_revision=self._override_revision,
+            snapshot=snapshot,
+            decision=decision,
+            sources=burst.sources,
+            decisions_total=dict(self._decisions),
+            control_requests_total=dict(self._reconciler.requests),
+            prefill_seconds_saved_total=self._estimator.prefill_seconds_saved,
+            tick_cpu_seconds_total=self._cpu_seconds,
+            journal_error=self._journal.error,
+        )
