@@ -43,8 +43,9 @@ _TAIL = re.compile(
 )
 _EXEMPLAR_TAIL = re.compile(rb"[ \t]+" + _VALUE + rb"(?:[ \t]+" + _NUMBER + rb")?[ \t]*")
 
-_INDENT = re.compile(rb"\n[ \t]+")
-_BRACED_LINE = re.compile(rb"\n(\{[^\n]*)")
+# The labels as client libraries print them, for which two calls do.
+_PLAIN_LABELS = re.compile(rb'\{(?:[a-zA-Z_][a-zA-Z0-9_]*="[^"\\\n]*"(?:,|(?=\})))*+\}')
+_PLAIN_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="([^"]*)"')
 
 # What decides whether a body without one wanted sample is an exposition at all.
 _KEYWORD_COMMENT = re.compile(rb"#[ \t]*(?:HELP|TYPE|UNIT|EOF)(?![^ \t\r])")
@@ -54,9 +55,9 @@ _SAMPLE_SHAPE = re.compile(
 )
 _JUDGED_BYTES = 65_536
 _JUDGED_LINES = 256
-_BAD_LINES_PER_GOOD_ONE = 4
 
 _SHOWN = 120
+_CACHED_BYTES = 512
 
 
 def read(text_or_bytes: Body, wanted: Collection[str]) -> dict[SeriesKey, float]:
@@ -76,26 +77,22 @@ def read(text_or_bytes: Body, wanted: Collection[str]) -> dict[SeriesKey, float]
     """
     if isinstance(wanted, str):
         raise TypeError("wanted must be a collection of names, not one string")
-    data = _normalized(text_or_bytes)
+    data = _checked(text_or_bytes)
     scanner, names = _scanner(frozenset(wanted))
     samples: dict[SeriesKey, float] = {}
-    if scanner is not None:
-        seen: dict[bytes, Labels] = {b"": _NO_LABELS}
-        for name, raw_labels, value, rest in scanner.findall(data):
-            try:
-                if value:
-                    labels = seen.get(raw_labels)
-                    if labels is None:
-                        labels = seen[raw_labels] = _whole_labels(raw_labels)
-                    samples[names[name], labels] = float(value)
-                else:
-                    labels, number = _sample(rest)
-                    samples[names[name], labels] = number
-            except ValueError as error:
-                line = name + (raw_labels + b" " + value if value else rest)
-                raise _malformed(names[name], line, error) from None
-    if b"\n{" in data:
-        _read_braced(data, names, samples)
+    for name, raw_labels, value, rest, odd in scanner.findall(data):
+        if odd:
+            _read_odd(odd, scanner, names, samples)
+            continue
+        try:
+            if value:
+                samples[names[name], _labels_of(raw_labels)] = float(value)
+            else:
+                labels, number = _sample(rest)
+                samples[names[name], labels] = number
+        except ValueError as error:
+            line = name + (raw_labels + b" " + value if value else rest)
+            raise _malformed(names[name], line, error) from None
     if not samples and not _is_exposition(data):
         raise ExpositionError(_not_one(data[1:], _looks_like(data[1:])))
     return samples
@@ -114,58 +111,57 @@ def count_lines(body: Body) -> int:
     return lines - data.count(b"\n#") - data.startswith(b"#")
 
 
-def _normalized(body: Body) -> bytes:
-    """The body as bytes, every line of it preceded by one newline and without indent."""
+def _checked(body: Body) -> bytes:
+    """The body as bytes, with one newline before every line and one at its end.
+
+    Raises ExpositionError for what no look at its lines can save.
+    """
     if isinstance(body, str):
         # Lone surrogates become invalid UTF-8: harmless until a wanted line has one.
         body = body.encode("utf-8", "surrogatepass")
     data = b"".join((b"\n", body))
-    if not data.strip():
+    start = data[1:512].lstrip()
+    if not start and not data.strip():
         raise ExpositionError(
             "no Prometheus text exposition: the body is empty"
             if len(data) == 1
             else f"no Prometheus text exposition: nothing but white space, {_shown(data[1:])}"
         )
-    if b"\n " in data or b"\n\t" in data:
-        data = _INDENT.sub(b"\n", data)
-    start = data[1:512].lstrip()
     if start.startswith((b"<", b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b")):
         raise ExpositionError(_not_one(data[1:], _looks_like(data[1:])))
-    if not data.endswith(b"\n"):
-        last = data[data.rfind(b"\n") + 1 :]
-        if last.rstrip(b" \t\r") != b"# EOF":
-            kind = _looks_like(data[1:])
-            if kind:
-                raise ExpositionError(_not_one(data[1:], kind))
-            raise ExpositionError(
-                "the exposition was cut off: its last line has no newline, "
-                f"{_shown(last)}; the body of {len(data) - 1} bytes starts with "
-                f"{_shown(data[1:])}"
-            )
-        data += b"\n"
-    return data
+    if data.endswith(b"\n"):
+        return data
+    last = data[data.rfind(b"\n") + 1 :]
+    if last.strip(b" \t\r") == b"# EOF":
+        # OpenMetrics lets this one line go without its newline.
+        return data + b"\n"
+    kind = _looks_like(data[1:])
+    if kind:
+        raise ExpositionError(_not_one(data[1:], kind))
+    raise ExpositionError(
+        f"the exposition was cut off: its last line has no newline, {_shown(last)}; "
+        f"the body of {len(data) - 1} bytes starts with {_shown(data[1:])}"
+    )
 
 
 @lru_cache(maxsize=64)
-def _scanner(
-    wanted: frozenset[str],
-) -> tuple[re.Pattern[bytes] | None, dict[bytes, str]]:
-    """The expression that finds the wanted lines, and the names by their bytes.
+def _scanner(wanted: frozenset[str]) -> tuple[re.Pattern[bytes], dict[bytes, str]]:
+    """The expression that stops at wanted lines, and the names by their bytes.
 
-    Groups: name, raw labels and value of a line in the form that every client library
-    prints; else name, nothing, nothing and the line's rest, for `_sample`. The plain form
-    cannot hold a value that overflows, and its labels end at the first `}` of the line,
-    which `_whole_labels` finds out when it was a quoted one.
+    Groups: name, raw labels and value of a line in the form that client libraries print;
+    else name and the line's rest, for `_sample`; else an indented line or one that starts
+    with a brace, for `_read_odd`. The plain form cannot hold a value that overflows, and its
+    labels end at the line's first `}`: `_labels_of` finds out when that one was quoted.
     """
     names = {name.encode("utf-8", "surrogatepass"): name for name in wanted}
     legacy = [name for name in wanted if _LEGACY_NAME.fullmatch(name)]
-    if not legacy:
-        return None, names
+    any_name = _any_of(legacy).encode() if legacy else rb"(?!)"
     return (
         re.compile(
-            rb"\n(" + _any_of(legacy).encode() + rb")"
-            rb"(?:(\{[^}\n]*\})? (-?[0-9.]{1,32}(?:e[+-]?[0-9]{1,2})?)(?=\r?\n)"
-            rb"|([ \t{\r][^\n]*|(?=\n)))"
+            rb"(?m)\n(?:(" + any_name + rb")"
+            rb"(?:(\{[^}\n]*+\})?+ (-?+[0-9.]{1,32}+(?:e[+-]?+[0-9]{1,2})?+)\r?+$"
+            rb"|([ \t{\r][^\n]*+|$))"
+            rb"|([ \t{][^\n]*+))"
         ),
         names,
     )
@@ -189,14 +185,30 @@ def _any_of(words: Iterable[str]) -> str:
     return "(?:" + "|".join(alternatives) + ")" + ("?" if ends_here else "")
 
 
-def _whole_labels(raw: bytes) -> Labels:
-    """The labels of `raw`, all of which must be one pair of braces and its content."""
+def _labels_of(raw: bytes) -> Labels:
+    """The labels of `raw`, all of which must be nothing, or one pair of braces with content."""
+    if len(raw) <= _CACHED_BYTES:
+        return _cached_labels_of(raw)
+    return _uncached_labels_of(raw)
+
+
+def _uncached_labels_of(raw: bytes) -> Labels:
+    if not raw:
+        return _NO_LABELS
+    if _PLAIN_LABELS.fullmatch(raw) is not None:
+        items = dict(plain := _PLAIN_LABEL.findall(raw.decode()))
+        if len(items) == len(plain) and "__name__" not in items:
+            return frozenset(plain)
     name, labels, end = _labels(raw, 1)
     if name is not None:
         raise ValueError("a second metric name inside the braces")
     if end != len(raw):
         raise ValueError("text after the closing brace")
     return labels
+
+
+# A peer prints the same labels at every tick, and many samples share theirs.
+_cached_labels_of = lru_cache(maxsize=2048)(_uncached_labels_of)
 
 
 def _sample(rest: bytes) -> tuple[Labels, float]:
@@ -267,40 +279,56 @@ def _value(line: bytes, position: int) -> float:
     return value
 
 
-def _read_braced(data: bytes, names: dict[bytes, str], samples: dict[SeriesKey, float]) -> None:
-    """Adds the samples of the lines that carry their name, quoted, inside the braces."""
-    wanted = frozenset(names.values())
-    for line in _BRACED_LINE.findall(data):
-        line = line.removesuffix(b"\r")
+def _read_odd(
+    line: bytes,
+    scanner: re.Pattern[bytes],
+    names: dict[bytes, str],
+    samples: dict[SeriesKey, float],
+) -> None:
+    """Adds the sample of a line that is indented, or has its name, quoted, in its braces."""
+    line = line.strip(b" \t\r")
+    if not line.startswith(b"{"):
+        match = scanner.match(b"\n" + line + b"\n")
+        if match is None:
+            return
+        name = names[match[1]]
         try:
-            name, labels, end = _labels(line, 1)
-            if name in wanted:
-                samples[name, labels] = _value(line, end)
+            labels, value = _sample(line[len(match[1]) :])
         except ValueError as error:
-            for raw, name in names.items():
-                if b'"' + raw + b'"' in line:
-                    raise _malformed(name, line, error) from None
+            raise _malformed(name, line, error) from None
+        samples[name, labels] = value
+        return
+    try:
+        quoted_name, labels, end = _labels(line, 1)
+        if quoted_name is not None and quoted_name in names.values():
+            samples[quoted_name, labels] = _value(line, end)
+    except ValueError as error:
+        for raw, name in names.items():
+            if b'"' + raw + b'"' in line:
+                raise _malformed(name, line, error) from None
 
 
 def _is_exposition(data: bytes) -> bool:
-    """Whether a body without wanted samples is an exposition all the same: it has a line
-    that is one, and lines that are none do not outnumber those by far. Free comments count
-    neither way, but a body of nothing else is one."""
+    """Whether a body without wanted samples is an exposition all the same.
+
+    A HELP, TYPE, UNIT or EOF comment settles it, else its first lines are judged: at least
+    half must be samples in shape, whatever their names. Free comments alone are one too.
+    """
     good = bad = 0
     lines = data[:_JUDGED_BYTES].split(b"\n")
     if len(data) > _JUDGED_BYTES:
         del lines[-1]
     for line in lines[:_JUDGED_LINES]:
         line = line.strip(b" \t\r")
-        if not line:
-            continue
         if line.startswith(b"#"):
-            good += _KEYWORD_COMMENT.match(line) is not None
-        elif _SAMPLE_SHAPE.fullmatch(line) is not None:
-            good += 1
-        else:
-            bad += 1
-    return bad <= _BAD_LINES_PER_GOOD_ONE * good
+            if _KEYWORD_COMMENT.match(line) is not None:
+                return True
+        elif line:
+            if _SAMPLE_SHAPE.fullmatch(line) is not None:
+                good += 1
+            else:
+                bad += 1
+    return bad <= good
 
 
 def _looks_like(body: bytes) -> str:
@@ -332,5 +360,5 @@ def _malformed(name: str, line: bytes, error: ValueError) -> MalformedLineError:
 
 
 def _shown(raw: bytes) -> str:
-    """The beginning of `raw` for a message: quoted, bounded, nothing unprintable."""
-    return ascii(raw[:_SHOWN].decode("utf-8", "replace")) + ("…" if len(raw) > _SHOWN else "")
+    """The beginning of `raw` for a message: quoted, bounded, printable."""
+    return repr(raw[:_SHOWN])[1:] + ("…" if len(raw) > _SHOWN else "")

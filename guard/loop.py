@@ -40,7 +40,7 @@ class JournalLike(Protocol):
 
     error: str | None
 
-    def write(self, kind: str, **fields: Any) -> None:
+    def write(self, kind: str, **fields: Any) -> object:
         """Append one line."""
 
 

@@ -1,0 +1,391 @@
+"""Settings: flags over environment (`KVGUARD_…`) over a YAML file over defaults.
+
+All three speak the same tree: `policy.trip_ratio` is `trip_ratio` under `policy` in YAML
+and `KVGUARD_POLICY__TRIP_RATIO` in the environment. A key nobody knows is an error that
+names the nearest known one, wherever it stands.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from guard.addresses import listen_address, peer_url
+from guard.errors import SettingsError
+
+DEFAULT_ENGINE = "http://127.0.0.1:8000"
+DEFAULT_CACHE = "http://127.0.0.1:8080"
+ENV_PREFIX = "KVGUARD_"
+_CONFIG_LIMIT_BYTES = 1024 * 1024
+# Kubernetes gives every pod beside a Service named `kvguard` variables of these forms.
+_KUBERNETES = re.compile(
+    r"KVGUARD_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)"
+)
+
+
+def _number(value: object) -> object:
+    """A bool is an int to Python and a mistake in a settings file."""
+    if isinstance(value, bool):
+        raise ValueError("a number is wanted, not true or false")
+    return value
+
+
+def _items(value: object) -> object:
+    """One string may hold several values, as environment variables must."""
+    if isinstance(value, str):
+        return [item for item in re.split(r"[,\s]+", value) if item]
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"text is wanted, not {type(value).__name__}")
+    return value
+
+
+def _holder(value: str) -> str:
+    if not value.startswith("kvguard:") or not value.isprintable() or len(value) > 128:
+        raise ValueError("a holder is 'kvguard:' and a name, at most 128 printable characters")
+    return value
+
+
+def _default_holder() -> str:
+    name = "".join(c for c in socket.gethostname() if c.isprintable())
+    return f"kvguard:{name or 'unnamed'}"[:128]
+
+
+Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Count = Annotated[int, BeforeValidator(_number)]
+Url = Annotated[str, BeforeValidator(lambda value: peer_url(_text(value)))]
+Listen = Annotated[str, BeforeValidator(lambda value: listen_address(_text(value)))]
+
+
+class PolicySettings(BaseModel):
+    """The policy's constants; the only part that SIGHUP reloads."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    trip_ratio: Annotated[Number, Field(gt=0, le=1)] = 0.9
+    """L2 is too slow when loads alone get less than this times break-even bandwidth."""
+    return_ratio: Annotated[Number, Field(ge=1, le=10)] = 1.2
+    """A probe or a load wins when it gets at least this times break-even bandwidth."""
+    overload_trip: Annotated[Number, Field(gt=0, le=10)] = 1.0
+    """Load utilisation ρ above which L2 is overloaded, if its backlog does not shrink."""
+    overload_return: Annotated[Number, Field(gt=0, le=10)] = 0.7
+    """Load utilisation ρ below which an overload counts as relieved."""
+    min_loads: Annotated[Count, Field(ge=1, le=1000)] = 3
+    """Loads needed in a window before it says anything about bandwidth."""
+    window_seconds: Annotated[Number, Field(ge=5, le=600)] = 20.0
+    """Length of the window that figures are taken over."""
+    dwell_seconds: Annotated[Number, Field(ge=0, le=3600)] = 30.0
+    """How long a bypass stands before the first probe; each further trip adds as much."""
+    dwell_max_seconds: Annotated[Number, Field(ge=0, le=86400)] = 300.0
+    """The longest dwell, however many trips there were."""
+    confirm_seconds: Annotated[Number, Field(ge=0, le=300)] = 2.0
+    """How long a verdict must hold before it is acted on."""
+    probe_interval_seconds: Annotated[Number, Field(ge=1, le=3600)] = 5.0
+    """Time between probes of a bypassed L2."""
+    probe_interval_max_seconds: Annotated[Number, Field(ge=1, le=3600)] = 30.0
+    """The longest time between probes, after losing ones."""
+    probes_to_win: Annotated[Count, Field(ge=1, le=100)] = 3
+    """Winning probes in a row before L2 is let back in."""
+    return_shares: Annotated[
+        tuple[Annotated[Number, Field(gt=0, le=1)], ...],
+        BeforeValidator(_items),
+        Field(min_length=1, max_length=20),
+    ] = (0.05, 0.25, 0.5, 1.0)
+    """Shares of lookups let through, step by step, on the way back; the last is 1."""
+    return_step_seconds: Annotated[Number, Field(ge=1, le=3600)] = 5.0
+    """How long each step of the way back lasts."""
+    blind_after_seconds: Annotated[Number, Field(ge=1, le=3600)] = 10.0
+    """Age of the evidence after which the guard is blind: it holds what is there."""
+    stop_renewing_after_seconds: Annotated[Number, Field(ge=5, le=86400)] = 300.0
+    """Age of the evidence after which a blind guard lets its lease run out."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> PolicySettings:
+        for low, high in (
+            ("trip_ratio", "return_ratio"),
+            ("overload_return", "overload_trip"),
+            ("dwell_seconds", "dwell_max_seconds"),
+            ("probe_interval_seconds", "probe_interval_max_seconds"),
+            ("blind_after_seconds", "stop_renewing_after_seconds"),
+        ):
+            if getattr(self, low) > getattr(self, high):
+                raise ValueError(f"{low} must not be above {high}")
+        shares = self.return_shares
+        if list(shares) != sorted(set(shares)) or shares[-1] != 1.0:
+            raise ValueError("return_shares must rise and end with 1")
+        return self
+
+
+class GateSettings(BaseModel):
+    """How the gate in the cache is led."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    lease_seconds: Annotated[Number, Field(ge=5, le=3600)] = 30.0
+    """How long the gate keeps the guard's word without a renewal."""
+    renew_seconds: Annotated[Number, Field(ge=1, le=1800)] = 5.0
+    """Time between renewals; at most half the lease."""
+    status_seconds: Annotated[Number, Field(ge=1, le=3600)] = 10.0
+    """Time between reads of the gate's own status while nothing changes."""
+
+    @model_validator(mode="after")
+    def _renews_in_time(self) -> GateSettings:
+        if self.renew_seconds > self.lease_seconds / 2:
+            raise ValueError("renew_seconds must be at most half of lease_seconds")
+        return self
+
+
+class _Environment(EnvSettingsSource):
+    """`KVGUARD_…`; a list may also be written as plain words, not only as JSON."""
+
+    def decode_complex_value(self, field_name: str, field: Any, value: Any) -> Any:
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value  # the field's own validation says what is wrong with it
+
+
+class Settings(BaseSettings):
+    """All settings of `kvguard run`. Build it with `load`, which turns every problem into
+    a SettingsError of one line."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,
+    )
+
+    engine: Annotated[list[Url], BeforeValidator(_items), Field(min_length=1, max_length=64)] = [
+        DEFAULT_ENGINE
+    ]
+    """Base URLs of the engines to watch."""
+    cache: Url | None = None
+    """Base URL of LMCache's HTTP server; LMCache's default when no engine is given either."""
+    mode: Literal["observe", "enforce"] = "observe"
+    """`observe` decides and journals, `enforce` also acts."""
+    objective: Literal["tail", "median", "throughput"] = "tail"
+    """What the policy protects."""
+    kv_bytes_per_token: Annotated[Number, Field(gt=0, le=1e9)] | None = None
+    """KV bytes a token takes in L2 (s), where it cannot be measured."""
+    prefill_rate: Annotated[Number, Field(gt=0, le=1e9)] | None = None
+    """Prefill rate of the engine (R) in tokens per second, instead of measuring it."""
+    interval: Annotated[Number, Field(ge=0.2, le=60)] = 1.0
+    """Seconds between ticks."""
+    listen: Listen = "127.0.0.1:9469"
+    """Where the page, the API and the switch listen; loopback only."""
+    metrics_listen: Listen = "0.0.0.0:9470"
+    """Where /metrics, /healthz and /readyz listen for Prometheus and the kubelet."""
+    token_file: Path | None = None
+    """File with the token of a switch that is not on loopback."""
+    state_dir: Path | None = None
+    """Directory of journal and state; /var/lib/kvguard or ~/.local/state/kvguard if unset."""
+    config: Path | None = None
+    """The YAML file these settings were read from."""
+    release_on_exit: bool = False
+    """On SIGTERM give L2 back at once instead of leaving the lease to run out."""
+    holder: Annotated[str, BeforeValidator(lambda value: _holder(_text(value)))] = Field(
+        default_factory=_default_holder
+    )
+    """The name this guard signs its leases with."""
+    policy: PolicySettings = PolicySettings()
+    """The policy's constants."""
+    gate: GateSettings = GateSettings()
+    """How the gate in the cache is led."""
+
+    @model_validator(mode="after")
+    def _peers(self) -> Settings:
+        if len(set(self.engine)) != len(self.engine):
+            raise ValueError("the same engine is given twice")
+        if not self.model_fields_set & {"engine", "cache"}:
+            # Not through the model, so that the field still counts as not set by anyone.
+            self.__dict__["cache"] = DEFAULT_CACHE
+        return self
+
+    @property
+    def engine_is_default(self) -> bool:
+        """Nobody named an engine: vLLM's default port is only where to look first."""
+        return "engine" not in self.model_fields_set
+
+    @property
+    def cache_is_default(self) -> bool:
+        """Nobody named a cache: LMCache's default port is only where to look first."""
+        return self.cache is not None and "cache" not in self.model_fields_set
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then environment, then the YAML file that one of them names."""
+        environment = _Environment(settings_cls)
+        path = init_settings().get("config") or environment().get("config")
+        layers: tuple[PydanticBaseSettingsSource, ...] = (init_settings, environment)
+        if path:
+            layers += (InitSettingsSource(settings_cls, init_kwargs=read_yaml(Path(path))),)
+        return layers
+
+
+def load(flags: Mapping[str, Any] | None = None) -> Settings:
+    """The settings in force, `flags` (those that were given) first.
+
+    Raises SettingsError: one line that names the key, where it stands, what is wrong,
+    and for an unknown key the nearest known one.
+    """
+    given = {key: value for key, value in (flags or {}).items() if value is not None}
+    environment = _environment_keys()
+    for variable, key in environment.items():
+        if key not in _KNOWN:
+            raise SettingsError(_unknown(key, f"environment variable {variable}", variable))
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        raise SettingsError(_explain(error, given, environment)) from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping a YAML file holds; an empty file is an empty mapping.
+
+    Raises SettingsError: cannot be read, no YAML, no mapping, a key that is no text.
+    """
+    import yaml  # only who has a file pays for the parser
+
+    try:
+        with path.open("rb") as file:
+            content = file.read(_CONFIG_LIMIT_BYTES + 1)
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror or error}") from None
+    if len(content) > _CONFIG_LIMIT_BYTES:
+        raise SettingsError(f"{path} is larger than 1 MiB: that is no settings file")
+    try:
+        document = yaml.safe_load(content)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
+        raise SettingsError(f"{path} is no YAML{where}: {_one_line(str(problem))}") from None
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise SettingsError(
+            f"{path} must hold settings as 'key: value', it holds a {type(document).__name__}"
+        )
+    for part in (document, *(value for value in document.values() if isinstance(value, dict))):
+        for key in part:
+            if not isinstance(key, str):
+                raise SettingsError(f"{path}: a setting's name must be text, not {key!r}")
+    return document
+
+
+def known_keys() -> tuple[str, ...]:
+    """Every setting by its dotted name."""
+    return _KNOWN
+
+
+def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _walk(field.annotation, f"{prefix}{name}.")
+
+
+_KNOWN: tuple[str, ...] = tuple(_walk(Settings))
+
+
+def _environment_keys() -> dict[str, str]:
+    """Our environment variables and the dotted setting each one means."""
+    return {
+        variable: variable[len(ENV_PREFIX) :].lower().replace("__", ".")
+        for variable, value in os.environ.items()
+        if variable.upper().startswith(ENV_PREFIX)
+        and value
+        and not _KUBERNETES.fullmatch(variable.upper())
+    }
+
+
+def _unknown(key: str, where: str, as_written: str | None = None) -> str:
+    last = key.rpartition(".")[2]
+    candidates = difflib.get_close_matches(key, _KNOWN, n=1, cutoff=0.6)
+    if not candidates:
+        # `trip_ratio` outside its section is nearest to `policy.trip_ratio`
+        by_last = {known.rpartition(".")[2]: known for known in _KNOWN}
+        close = difflib.get_close_matches(last, by_last, n=1, cutoff=0.0)
+        candidates = [by_last[close[0]]]
+    nearest = candidates[0]
+    if as_written is not None:
+        nearest = ENV_PREFIX + nearest.replace(".", "__").upper()
+    name = as_written or key
+    source = where if as_written is None else "the environment"
+    return f"unknown setting {name!r} in {source}; the nearest known one is {nearest!r}"
+
+
+def _explain(
+    error: ValidationError, flags: Mapping[str, Any], environment: Mapping[str, str]
+) -> str:
+    problems = error.errors(include_url=False, include_input=False, include_context=True)
+    first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+    names = [part for part in first["loc"] if isinstance(part, str) and part.isidentifier()]
+    key = ".".join(names)
+    if first["type"] == "extra_forbidden":
+        key = ".".join(str(part) for part in first["loc"])
+        return _unknown(key, _origin(key, flags, environment))
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    subject = f"{key} in {_origin(key, flags, environment)}: " if key else ""
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return _one_line(f"{subject}{message}{more}")
+
+
+def _origin(key: str, flags: Mapping[str, Any], environment: Mapping[str, str]) -> str:
+    """Where a setting was given, by the order in which the layers win."""
+    top = key.partition(".")[0]
+    if top in flags:
+        return f"--{top.replace('_', '-')}"
+    for variable, name in environment.items():
+        if name in (key, top):
+            return f"environment variable {variable}"
+    for variable, name in environment.items():
+        if name.startswith(f"{key}."):
+            return f"environment variable {variable}"
+    path = flags.get("config") or next(
+        (os.environ[variable] for variable, name in environment.items() if name == "config"), None
+    )
+    return str(path) if path else "the settings"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def describe_peers(settings: Settings) -> Sequence[str]:
+    """The peers to watch, as lines for a person; says which are only default ports."""
+    note = " (nobody named it: the default port)"
+    lines = [f"engine {url}{note if settings.engine_is_default else ''}" for url in settings.engine]
+    if settings.cache is None:
+        return [*lines, "cache  none named: give --cache to measure L2"]
+    return [*lines, f"cache  {settings.cache}{note if settings.cache_is_default else ''}"]
