@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PIP_ARGS ?=
 
-.PHONY: help install test lint types bench clean
+.PHONY: help install packages run test lint types bench clean
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
@@ -17,7 +17,13 @@ $(STAMP): pyproject.toml
 
 install: $(STAMP)  ## set up .venv with kvguard and what its tests need
 
-test: $(STAMP)  ## all tests but those of the real engine stack
+packages:
+	@tests/debian.sh prometheus=promtool
+
+run: $(STAMP)  ## start the guard; RUN_ARGS are its flags
+	$(BIN)/kvguard run $(RUN_ARGS)
+
+test: $(STAMP) packages  ## all tests but those of the real engine stack
 	$(BIN)/python -m pytest --ignore=tests/lab $(ARGS)
 
 lint: $(STAMP)  ## ruff: rules and format

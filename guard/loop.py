@@ -156,6 +156,18 @@ class Loop:
         """Close the connections to the peers; the last thing, after any `release`."""
         await self._client.close()
 
+    def reload_policy(self, settings: LoopSettings) -> None:
+        """Take the policy's constants from other settings, from the next tick on."""
+        self._settings = replace(
+            self._settings,
+            policy=settings.policy,
+            stop_renewing_after_seconds=settings.stop_renewing_after_seconds,
+        )
+        self._estimator.configure(
+            min_loads=settings.estimate.min_loads,
+            window_seconds=settings.estimate.window_seconds,
+        )
+
     async def release(self) -> None:
         """Give the gate back to its default at once (`--release-on-exit`): a short lease
         that admits all."""

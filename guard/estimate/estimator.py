@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from guard import economics
 from guard.estimate.bandwidth import Fit, fit, in_flight_bound, load_sums, path_bandwidth
@@ -68,6 +68,12 @@ class Estimator:
         """Prefill seconds that completed L2 loads made unnecessary since the guard
         started, at the R of each moment; None before the first."""
         return self._saved
+
+    def configure(self, *, min_loads: float, window_seconds: float) -> None:
+        """Change how much evidence a figure needs, while running."""
+        self._configured = replace(
+            self._configured, min_loads=min_loads, window_seconds=window_seconds
+        )
 
     def update(
         self,
