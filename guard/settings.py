@@ -355,8 +355,11 @@ def _explain(
         key = ".".join(str(part) for part in first["loc"])
         return _unknown(key, _origin(key, flags, environment))
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "model_type":
+        message = "a section with settings of its own ('key: value') is wanted"
     message = message[:1].lower() + message[1:]
-    subject = f"{key} in {_origin(key, flags, environment)}: " if key else ""
+    origin = _origin(key, flags, environment)
+    subject = "" if not key else f"{origin}: " if origin[:2] == "--" else f"{key} in {origin}: "
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return _one_line(f"{subject}{message}{more}")
 

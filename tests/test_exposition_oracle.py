@@ -271,7 +271,10 @@ class TestMutated:
             theirs = only(oracle(text), WANTED)
         except (ValueError, OverflowError):
             return
+        # Known differences, each with its test in test_exposition.py: a name given as a label,
+        # and white space that is neither blank, tab nor part of a line end.
         assume("__name__" not in text)
+        assume(re.search(r"[^\S \t\r\n]|\r(?!\n)", text) is None)
         assert comparable(ours) == theirs
 
     @settings(max_examples=300 * EFFORT, deadline=None)

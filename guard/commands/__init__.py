@@ -1,0 +1,1 @@
+"""The bodies of the commands; guard.cli only declares them."""
