@@ -18,16 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from guard.errors import ModelConfigError
-from guard.kv_layouts import (
-    CONSTANT,
-    FAMILIES,
-    FULL,
-    INSTEAD,
-    SLIDING,
-    Fields,
-    KvPart,
-    layer_kinds,
-)
+from guard.kv_layers import CONSTANT, FULL, INSTEAD, SLIDING, Fields
+from guard.kv_layouts import FAMILIES, KvPart, layer_kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +87,7 @@ def from_config(
     family = FAMILIES.get(model_type)
     if family is None:
         raise ModelConfigError(
-            f"the KV layout of model_type {model_type!r} is not known to kvguard; {INSTEAD}"
+            f"the KV layout of model_type {model_type!r:.60} is not known to kvguard; {INSTEAD}"
         )
     notes: list[str] = []
     layers = layer_kinds(fields, family, notes)
@@ -197,9 +189,10 @@ def _text_config(
         if not nested:
             return config, outer
         wrapper = config.get("model_type")
-        if wrapper not in _WRAPPERS:
+        if not isinstance(wrapper, str) or wrapper not in _WRAPPERS:
             raise ModelConfigError(
-                f"model_type {wrapper!r} around a {nested[0]} is not known to kvguard; {INSTEAD}"
+                f"model_type {wrapper!r:.60} around a {nested[0]} is not known to kvguard; "
+                f"{INSTEAD}"
             )
         if len(nested) > 1:
             raise ModelConfigError(f"both {' and '.join(nested)} are given; {INSTEAD}")
