@@ -45,6 +45,7 @@ def loop_settings(settings: Settings) -> LoopSettings:
         lease_seconds=settings.gate.lease_seconds,
         renew_seconds=settings.gate.renew_seconds,
         status_seconds=settings.gate.status_seconds,
+        blind_after_seconds=settings.policy.blind_after_seconds,
         stop_renewing_after_seconds=settings.policy.stop_renewing_after_seconds,
     )
 

@@ -281,7 +281,8 @@ FAMILIES: dict[str, Family] = _table(
         # Every layer alike.
         (
             "apertus arcee baichuan cohere deepseek granite granitemoe granitemoeshared internlm "
-            "internlm2 internlm3 minicpm olmo olmo2 olmoe opt orion persimmon phi qwen solar xverse",  # noqa: E501
+            "internlm2 internlm3 minicpm olmo olmo2 olmoe opt orion persimmon phi qwen solar "
+            "xverse",
             Family(window_if_set, _grouped_or_all),
         ),
         (
@@ -321,7 +322,7 @@ FAMILIES: dict[str, Family] = _table(
         ("exaone4", Family(full_every(None, "sliding_window_pattern"), _grouped)),
         ("afmoe", Family(full_every(None, "global_attn_every_n_layers"), _stated)),
         ("llama4_text", Family(chunked, _stated)),
-        ("mimo_v2_flash", Family(flagged("hybrid_layer_pattern", 0, SLIDING), _stated)),
+        ("mimo_v2 mimo_v2_flash", Family(flagged("hybrid_layer_pattern", 0, SLIDING), _stated)),
         ("step3p5", Family(by_name, _step)),
         # Attention among layers of constant state.
         ("jamba", Family(jamba, _grouped)),

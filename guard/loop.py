@@ -68,6 +68,7 @@ class LoopSettings:
     lease_seconds: float = 30.0
     renew_seconds: float = 5.0
     status_seconds: float = 10.0
+    blind_after_seconds: float = 10.0
     stop_renewing_after_seconds: float = 300.0
 
 
@@ -161,6 +162,7 @@ class Loop:
         self._settings = replace(
             self._settings,
             policy=settings.policy,
+            blind_after_seconds=settings.blind_after_seconds,
             stop_renewing_after_seconds=settings.stop_renewing_after_seconds,
         )
         self._estimator.configure(
@@ -168,14 +170,15 @@ class Loop:
             window_seconds=settings.estimate.window_seconds,
         )
 
-    async def release(self) -> None:
+    async def release(self) -> bool:
         """Give the gate back to its default at once (`--release-on-exit`): a short lease
-        that admits all."""
+        that admits all. True when the gate did so; a person's hold is not released."""
         if self._wanted is None or self._override is not None:
-            return
+            return False
         wanted = Wanted(Admission(), self._settings.holder, "guard stopped: released", 1.0)
         done = await self._reconciler.apply(wanted, None)
         self._journal.write("release", reason="released on exit" if done else "release failed")
+        return done
 
     async def set_override(
         self,
@@ -263,10 +266,15 @@ class Loop:
             probe=gate.probe if gate else None,
             blind=blind if self._override is None else None,
         )
-        before = self._state
-        decision, self._state = decide(
-            snapshot, self._state, self._settings.policy, around, now, self._chance
-        )
+        before, shown = self._state, self._view.decision
+        unseen = monotonic - self._evidence_at
+        if around.blind and shown and unseen < self._settings.blind_after_seconds:
+            # One late answer is no blindness: what was decided stands for now.
+            decision = replace(shown, action=None, probe=False)
+        else:
+            decision, self._state = decide(
+                snapshot, self._state, self._settings.policy, around, now, self._chance
+            )
         self._journal_sources(burst)
         if decision.action:
             self._decisions[decision.action, decision.reason_code] += 1

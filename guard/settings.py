@@ -27,11 +27,11 @@ from pydantic_settings import (
 
 from guard.addresses import listen_address, peer_url
 from guard.errors import SettingsError
+from guard.yaml_file import read_yaml
 
 DEFAULT_ENGINE = "http://127.0.0.1:8000"
 DEFAULT_CACHE = "http://127.0.0.1:8080"
 ENV_PREFIX = "KVGUARD_"
-_CONFIG_LIMIT_BYTES = 1024 * 1024
 # Kubernetes gives every pod beside a Service named `kvguard` variables of these forms.
 _KUBERNETES = re.compile(
     r"KVGUARD_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)"
@@ -71,6 +71,8 @@ def _default_holder() -> str:
 
 Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Count = Annotated[int, BeforeValidator(_number)]
+# One Annotated around the union: pydantic-settings before 2.5 cannot look into a nested one.
+Known = Annotated[float | None, Field(gt=0, le=1e9), BeforeValidator(_number)]
 Url = Annotated[str, BeforeValidator(lambda value: peer_url(_text(value)))]
 Listen = Annotated[str, BeforeValidator(lambda value: listen_address(_text(value)))]
 
@@ -187,9 +189,9 @@ class Settings(BaseSettings):
     """`observe` decides and journals, `enforce` also acts."""
     objective: Literal["tail", "median", "throughput"] = "tail"
     """What the policy protects."""
-    kv_bytes_per_token: Annotated[Number, Field(gt=0, le=1e9)] | None = None
+    kv_bytes_per_token: Known = None
     """KV bytes a token takes in L2 (s), where it cannot be measured."""
-    prefill_rate: Annotated[Number, Field(gt=0, le=1e9)] | None = None
+    prefill_rate: Known = None
     """Prefill rate of the engine (R) in tokens per second, instead of measuring it."""
     interval: Annotated[Number, Field(ge=0.2, le=60)] = 1.0
     """Seconds between ticks."""
@@ -266,40 +268,6 @@ def load(flags: Mapping[str, Any] | None = None) -> Settings:
         return Settings(**given)
     except ValidationError as error:
         raise SettingsError(_explain(error, given, environment)) from None
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping a YAML file holds; an empty file is an empty mapping.
-
-    Raises SettingsError: cannot be read, no YAML, no mapping, a key that is no text.
-    """
-    import yaml  # only who has a file pays for the parser
-
-    try:
-        with path.open("rb") as file:
-            content = file.read(_CONFIG_LIMIT_BYTES + 1)
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror or error}") from None
-    if len(content) > _CONFIG_LIMIT_BYTES:
-        raise SettingsError(f"{path} is larger than 1 MiB: that is no settings file")
-    try:
-        document = yaml.safe_load(content)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
-        raise SettingsError(f"{path} is no YAML{where}: {_one_line(str(problem))}") from None
-    if document is None:
-        return {}
-    if not isinstance(document, dict):
-        raise SettingsError(
-            f"{path} must hold settings as 'key: value', it holds a {type(document).__name__}"
-        )
-    for part in (document, *(value for value in document.values() if isinstance(value, dict))):
-        for key in part:
-            if not isinstance(key, str):
-                raise SettingsError(f"{path}: a setting's name must be text, not {key!r}")
-    return document
 
 
 def known_keys() -> tuple[str, ...]:

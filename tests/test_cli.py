@@ -18,12 +18,12 @@ import httpx
 import pytest
 
 from guard.commands.client import seconds
-from guard.commands.words import value_text
+from guard.commands.words import status_text, value_text
 from guard.errors import SettingsError
 from guard.policy.types import STATES, Decision
 from guard.service import api
 from guard.service.status import status
-from tests.fakes import BYPASSED, FakeGuard, free_port, fresh_view, hurting_view, serving
+from tests.fakes import BYPASSED, NOW, FakeGuard, free_port, fresh_view, hurting_view, serving
 
 LIMIT_SECONDS = 60
 
@@ -157,6 +157,20 @@ def test_status_for_a_person(shown: tuple[FakeGuard, str]) -> None:
     assert (code, out.startswith("UNKNOWN: no tick yet")) == (11, True)
 
 
+def test_an_old_verdict_is_called_old() -> None:
+    document = status(hurting_view(), "1")
+    assert status_text(document, NOW + 60).startswith("HURTING")
+    assert status_text(document, NOW + 100).startswith("OLD: the guard's last tick was at 20")
+
+
+def test_a_guard_that_refuses_is_12(shown: tuple[FakeGuard, str]) -> None:
+    name = socket.gethostname()
+    code, _, err = kvguard("status", "--guard", f"http://{name}:1", env={"HTTP_PROXY": shown[1]})
+    assert (code, "no guard answers" in one_line(err)) == (12, True)
+    code, out, err = kvguard("status", "--guard", f"{shown[1]}/nowhere")
+    assert (code, out, "404" in one_line(err)) == (12, "", True)
+
+
 def test_status_json_is_what_the_api_answers(shown: tuple[FakeGuard, str]) -> None:
     guard, url = shown
     guard.current = hurting_view()
@@ -173,7 +187,7 @@ def test_the_switch(shown: tuple[FakeGuard, str]) -> None:
         "bypass", "--ttl", "1h30m", "--reason", "drill", "--who", "ann", "--guard", url
     )
     assert (code, err) == (0, "")
-    assert out.startswith("bypass: set by ann until 2027-")
+    assert out.startswith("bypass: set by ann until 2096-")
     assert guard.seen[-1] == {"mode": "bypass", "who": "ann", "reason": "drill", "ttl": 5400.0}
     assert kvguard("admit", "--guard", url)[0] == 0
     assert guard.seen[-1]["ttl"] == 1800

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, assume, event, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
@@ -258,13 +258,13 @@ class TestMutated:
         raw = bytearray(VALID)
         for position, dropped, inserted in edits:
             raw[position : position + dropped] = inserted
+        ours: Samples | str
         try:
             ours = read(raw, WANTED)
         except ExpositionError as error:
-            message = str(error)
-            event(type(error).__name__ + (" too long" if len(message) > 1200 else ""))
-            if len(message) > 1200:
-                raise
+            ours = str(error)
+        if isinstance(ours, str):
+            assert len(ours) < 1200
             return
         try:
             text = bytes(raw).decode()

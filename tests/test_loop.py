@@ -225,6 +225,20 @@ def test_a_dead_peer_is_said_and_nothing_changes(dead: str) -> None:
     run(scenario)
 
 
+def test_one_late_answer_is_no_blindness() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.learn_prefill()
+        await bench.seconds(10)
+        bench.peers.cache_up = False
+        await bench.seconds(2)
+        assert bench.loop.view().decision.state == "helping"
+        bench.peers.cache_up = True
+        await bench.seconds(2)
+        assert bench.loop.view().decision.state == "helping"
+
+    run(scenario)
+
+
 def test_stock_lmcache_is_observed_only_and_says_so() -> None:
     async def scenario(bench: Bench) -> None:
         await bench.seconds(20)

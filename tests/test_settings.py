@@ -187,3 +187,11 @@ def test_listen_addresses() -> None:
     assert [is_loopback(h) for h in ("localhost", "127.8.8.8", "::1", "0.0.0.0", "h")] == [
         True, True, True, False, False,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [0, -1, 2e9, float("nan"), float("inf"), True, "much"])
+def test_a_known_figure_is_a_positive_number(value: object) -> None:
+    for name in ("kv_bytes_per_token", "prefill_rate"):
+        with pytest.raises(SettingsError, match=f"^--{name.replace('_', '-')}: "):
+            load({name: value})
+    assert load({"prefill_rate": 1.5}).prefill_rate == 1.5

@@ -7,6 +7,7 @@ import getpass
 import json
 import re
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,12 +31,14 @@ def show_status(guard: str, as_json: bool) -> int:
 
     Raises GuardUnreachable and SettingsError.
     """
-    body = _call("GET", guard, "/api/v1/status")[1]
+    status, body = _call("GET", guard, "/api/v1/status")
     document = _document(guard, body)
+    if status != 200:
+        raise GuardUnreachable(f"the guard at {guard} answered {status}: {document.get('error')}")
     if as_json:
         print(body.decode())
     else:
-        print(status_text(document))
+        print(status_text(document, time.time()))
     return _EXIT_BY_STATE.get(str(document.get("state")), _EXIT_TROUBLE)
 
 

@@ -21,6 +21,7 @@ from guard.settings import Settings, describe_peers, load
 if TYPE_CHECKING:
     from guard.loop import Loop
 
+_LAST_TICK_SECONDS = 5.0
 _RELEASE_SECONDS = 5.0
 _ERRORS = frozenset({"reload_refused", "fault", "control_failed"})
 _DEFAULT_HINT = "nobody named it: looked on the default port, and keeps looking"
@@ -107,6 +108,9 @@ async def _serve(
     finally:
         stop.set()
         # The loop first: a scrape or a probe of health during the last tick is answered.
+        _, late = await asyncio.wait({ticking}, timeout=_LAST_TICK_SECONDS)
+        for task in late:
+            task.cancel()
         results = list(await asyncio.gather(ticking, asked, return_exceptions=True))
         released = await _release(loop) if settings.release_on_exit else False
         for server, _ in servers:
@@ -118,13 +122,13 @@ async def _serve(
         reason="L2 given back" if released else "a lease, if any, runs out by itself",
     )
     for result in results:
-        if isinstance(result, BaseException):
+        if isinstance(result, Exception):  # a cancelled last tick is none
             raise result
 
 
 async def _release(loop: Loop) -> bool:
     try:
-        await asyncio.wait_for(loop.release(), _RELEASE_SECONDS)
+        return await asyncio.wait_for(loop.release(), _RELEASE_SECONDS)
     except TimeoutError:
         _log().error("release", reason=f"not released within {_RELEASE_SECONDS:g} s")
         return False

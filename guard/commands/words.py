@@ -14,6 +14,8 @@ _UNITS = {
     "tokens": "tokens",
     "requests": "",
 }
+# The longest interval between ticks is 60 s.
+_OLD_SECONDS = 90.0
 # What one look must show, in this order: figure, how it is called here.
 _SHOWN = (
     ("load_bandwidth.alone", "B   loads alone"),
@@ -28,14 +30,18 @@ _SHOWN = (
 )
 
 
-def status_text(status: Mapping[str, Any]) -> str:
-    """The verdict first, then the figures it rests on, then what is missing or down."""
+def status_text(status: Mapping[str, Any], now: float) -> str:
+    """The verdict first, then the figures it rests on, then what is missing or down.
+    `now` is Unix time: a verdict that the loop no longer renews is called old."""
     cause = status.get("cause")
     lines = [
         f"{str(status.get('state')).upper()}{f' ({cause})' if cause else ''}: "
         f"{status.get('reason')}",
         f"mode {status.get('mode')}, control: {status.get('control')}",
     ]
+    at = status.get("at")
+    if at is not None and now - at > _OLD_SECONDS:
+        lines.insert(0, f"OLD: the guard's last tick was at {clock_time(at)}")
     admission = status.get("admission")
     if admission:
         lease = admission.get("lease_expires_at")
