@@ -114,6 +114,7 @@ class Loop:
         self._up: dict[str, bool] = {}
         self._control_error: str | None = None
         self._saved: dict[str, Any] | None = None
+        self._decided_under = 0
         self._cpu_seconds = 0.0
         self._view = View(
             started_at=wall(),
@@ -268,13 +269,19 @@ class Loop:
         )
         before, shown = self._state, self._view.decision
         unseen = monotonic - self._evidence_at
-        if around.blind and shown and unseen < self._settings.blind_after_seconds:
+        if (
+            around.blind
+            and shown
+            and self._decided_under == self._override_revision
+            and unseen < self._settings.blind_after_seconds
+        ):
             # One late answer is no blindness: what was decided stands for now.
             decision = replace(shown, action=None, probe=False)
         else:
             decision, self._state = decide(
                 snapshot, self._state, self._settings.policy, around, now, self._chance
             )
+            self._decided_under = self._override_revision
         self._journal_sources(burst)
         if decision.action:
             self._decisions[decision.action, decision.reason_code] += 1
@@ -327,11 +334,14 @@ class Loop:
             decision.admission is None
             and enforce
             and around.blind is not None
+            and not self._persons_word_ended()
             and monotonic - self._evidence_at < self._settings.stop_renewing_after_seconds
         ):
             wanted = self._wanted  # hold what is there, and keep its lease
         elif self._must_let_go(around):
-            wanted = Wanted(Admission(), self._settings.holder, "back to observing", 1.0)
+            wanted = Wanted(
+                Admission(), self._settings.holder, "no longer held: back to the default", 1.0
+            )
         else:
             return
         if wanted is None:
@@ -349,15 +359,25 @@ class Loop:
             await self._reconciler.probe(_PROBE_CHUNKS, _PROBE_MAX_BYTES, _PROBE_DEADLINE_SECONDS)
 
     def _must_let_go(self, around: Surroundings) -> bool:
-        """Observing, but a hold that was set through this guard still stands."""
+        """A hold that was set through this guard still stands, and nobody wants it: a
+        person's word has ended, or the guard only observes."""
+        status = self._reconciler.status
+        if self._override is not None or around.foreign_holder is not None or status is None:
+            return False
+        if status.holder is None:
+            return False
+        observing = self._settings.mode == "observe" and self._wanted is not None
+        return observing or self._persons_word_ended()
+
+    def _persons_word_ended(self) -> bool:
+        """The gate still holds what a person said through this guard, and they took it
+        back or it ran out."""
         status = self._reconciler.status
         return (
             self._override is None
-            and self._settings.mode == "observe"
-            and around.foreign_holder is None
             and status is not None
             and status.holder is not None
-            and self._wanted is not None
+            and status.holder.startswith("person:")
         )
 
     # memory and words ---------------------------------------------------------------

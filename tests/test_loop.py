@@ -239,6 +239,28 @@ def test_one_late_answer_is_no_blindness() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("mode", ["observe", "enforce"])
+def test_a_persons_bypass_ends_with_their_word_even_while_the_engine_is_dead(mode: str) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.seconds(3)
+        bench.peers.engine_up = False
+        await bench.seconds(3)
+        await bench.loop.set_override(
+            "bypass", who="ben", reason="try", ttl_seconds=600, if_revision=None
+        )
+        assert bench.peers.share == 0
+        await bench.seconds(3)
+        await bench.loop.set_override(
+            "auto", who="ben", reason="done", ttl_seconds=None, if_revision=None
+        )
+        await bench.seconds(3)
+        assert bench.peers.share == 1
+        await bench.seconds(40)
+        assert bench.peers.share == 1
+
+    run(scenario, mode=mode)
+
+
 def test_stock_lmcache_is_observed_only_and_says_so() -> None:
     async def scenario(bench: Bench) -> None:
         await bench.seconds(20)

@@ -34,8 +34,9 @@ class FakeLoop(FakeGuard):
             await asyncio.Event().wait()
         self.done.append("ran")
 
-    async def release(self) -> None:
+    async def release(self) -> bool:
         self.done.append("released")
+        return True
 
     async def close(self) -> None:
         self.done.append("closed")

@@ -132,7 +132,6 @@ async def _release(loop: Loop) -> bool:
     except TimeoutError:
         _log().error("release", reason=f"not released within {_RELEASE_SECONDS:g} s")
         return False
-    return True
 
 
 def reload(flags: Mapping[str, Any], running: Settings, loop: Loop, journal: Journal) -> None:
