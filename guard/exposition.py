@@ -25,7 +25,8 @@ SeriesKey = tuple[str, Labels]
 Body = str | bytes | bytearray | memoryview
 
 _NO_LABELS: Labels = frozenset()
-_LEGACY_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_NAME = re.compile(rb"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_OPENING = re.compile(rb"[ \t]*\{")
 
 _QUOTED = rb'"((?:[^"\\\n]++|\\[^\n])*+)"'
 _LABEL = re.compile(rb"[ \t]*([a-zA-Z_][a-zA-Z0-9_]*|" + _QUOTED + rb")[ \t]*=[ \t]*" + _QUOTED)
@@ -44,7 +45,7 @@ _TAIL = re.compile(
 _EXEMPLAR_TAIL = re.compile(rb"[ \t]+" + _VALUE + rb"(?:[ \t]+" + _NUMBER + rb")?[ \t]*")
 
 # The labels as client libraries print them, for which two calls do.
-_PLAIN_LABELS = re.compile(rb'\{(?:[a-zA-Z_][a-zA-Z0-9_]*="[^"\\\n]*"(?:,|(?=\})))*+\}')
+_PLAIN_LABELS = re.compile(rb'(?:[a-zA-Z_][a-zA-Z0-9_]*="[^"\\\n]*"(?:,|(?=\})))*+\}')
 _PLAIN_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="([^"]*)"')
 
 # What decides whether a body without one wanted sample is an exposition at all.
@@ -57,7 +58,6 @@ _JUDGED_BYTES = 65_536
 _JUDGED_LINES = 256
 
 _SHOWN = 120
-_CACHED_BYTES = 512
 
 
 def read(text_or_bytes: Body, wanted: Collection[str]) -> dict[SeriesKey, float]:
@@ -78,21 +78,18 @@ def read(text_or_bytes: Body, wanted: Collection[str]) -> dict[SeriesKey, float]
     if isinstance(wanted, str):
         raise TypeError("wanted must be a collection of names, not one string")
     data = _checked(text_or_bytes)
-    scanner, names = _scanner(frozenset(wanted))
+    names = frozenset(wanted)
     samples: dict[SeriesKey, float] = {}
-    for name, raw_labels, value, rest, odd in scanner.findall(data):
-        if odd:
-            _read_odd(odd, scanner, names, samples)
-            continue
-        try:
-            if value:
-                samples[names[name], _labels_of(raw_labels)] = float(value)
-            else:
-                labels, number = _sample(rest)
-                samples[names[name], labels] = number
-        except ValueError as error:
-            line = name + (raw_labels + b" " + value if value else rest)
-            raise _malformed(names[name], line, error) from None
+    known = _known_series
+    for series, value, rest, odd in _scanner(names).findall(data):
+        if value:
+            try:
+                key = known.get(series)
+                samples[_key_of(series) if key is None else key] = float(value)
+                continue
+            except ValueError:
+                rest = b" " + value
+        _read_line(series + rest + odd, names, samples)
     if not samples and not _is_exposition(data):
         raise ExpositionError(_not_one(data[1:], _looks_like(data[1:])))
     return samples
@@ -145,25 +142,20 @@ def _checked(body: Body) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def _scanner(wanted: frozenset[str]) -> tuple[re.Pattern[bytes], dict[bytes, str]]:
-    """The expression that stops at wanted lines, and the names by their bytes.
+def _scanner(names: frozenset[str]) -> re.Pattern[bytes]:
+    """The expression that stops at wanted lines, and costs next to nothing at the others.
 
-    Groups: name, raw labels and value of a line in the form that client libraries print;
-    else name and the line's rest, for `_sample`; else an indented line or one that starts
-    with a brace, for `_read_odd`. The plain form cannot hold a value that overflows, and its
-    labels end at the line's first `}`: `_labels_of` finds out when that one was quoted.
+    Groups: the series and the value of a line in the form that client libraries print; or the
+    beginning and the rest of a wanted line in any other form; or a line that is indented or
+    starts with a brace, wanted or not. The plain form cannot hold a value that overflows, and
+    its labels end at the line's first `}`: `_key_of` finds out when that one was quoted.
     """
-    names = {name.encode("utf-8", "surrogatepass"): name for name in wanted}
-    legacy = [name for name in wanted if _LEGACY_NAME.fullmatch(name)]
+    legacy = [name for name in names if _NAME.fullmatch(name.encode("utf-8", "surrogatepass"))]
     any_name = _any_of(legacy).encode() if legacy else rb"(?!)"
-    return (
-        re.compile(
-            rb"(?m)\n(?:(" + any_name + rb")"
-            rb"(?:(\{[^}\n]*+\})?+ (-?+[0-9.]{1,32}+(?:e[+-]?+[0-9]{1,2})?+)\r?+$"
-            rb"|([ \t{\r][^\n]*+|$))"
-            rb"|([ \t{][^\n]*+))"
-        ),
-        names,
+    return re.compile(
+        rb"(?m)\n(?:((?:" + any_name + rb")(?:\{[^}\n]*+\}|(?=[ \t{\r\n])))"
+        rb"(?: (-?+[0-9.]{1,32}+(?:e[+-]?+[0-9]{1,2})?+)\r?+$|([^\n]*+))"
+        rb"|([ \t{][^\n]*+))"
     )
 
 
@@ -185,42 +177,73 @@ def _any_of(words: Iterable[str]) -> str:
     return "(?:" + "|".join(alternatives) + ")" + ("?" if ends_here else "")
 
 
-def _labels_of(raw: bytes) -> Labels:
-    """The labels of `raw`, all of which must be nothing, or one pair of braces with content."""
-    if len(raw) <= _CACHED_BYTES:
-        return _cached_labels_of(raw)
-    return _uncached_labels_of(raw)
+# A peer prints the same series at every tick. Emptied when full: series that come and go
+# must not fill the memory, and an orderly eviction costs more than reading them again.
+_known_series: dict[bytes, SeriesKey] = {}
+_KNOWN_SERIES = 8192
+_KNOWN_BYTES = 512
 
 
-def _uncached_labels_of(raw: bytes) -> Labels:
-    if not raw:
-        return _NO_LABELS
-    if _PLAIN_LABELS.fullmatch(raw) is not None:
-        items = dict(plain := _PLAIN_LABEL.findall(raw.decode()))
-        if len(items) == len(plain) and "__name__" not in items:
-            return frozenset(plain)
-    name, labels, end = _labels(raw, 1)
-    if name is not None:
-        raise ValueError("a second metric name inside the braces")
-    if end != len(raw):
-        raise ValueError("text after the closing brace")
-    return labels
+def _key_of(series: bytes) -> SeriesKey:
+    """Name and labels of a series in plain form. Raises ValueError when it is not."""
+    name, brace, inside = series.partition(b"{")
+    if len(series) > _KNOWN_BYTES:
+        return name.decode(), _plain_labels(inside) if brace else _NO_LABELS
+    key = name.decode(), _known_labels(inside) if brace else _NO_LABELS
+    if len(_known_series) >= _KNOWN_SERIES:
+        _known_series.clear()
+    _known_series[series] = key
+    return key
 
 
-# A peer prints the same labels at every tick, and many samples share theirs.
-_cached_labels_of = lru_cache(maxsize=2048)(_uncached_labels_of)
+def _plain_labels(inside: bytes) -> Labels:
+    """What the braces hold, the closing one included, if it is as client libraries print it."""
+    if _PLAIN_LABELS.fullmatch(inside) is None:
+        raise ValueError("its labels are not in plain form")
+    plain = _PLAIN_LABEL.findall(inside.decode())
+    labels = dict(plain)
+    if len(labels) != len(plain) or "__name__" in labels:
+        raise ValueError("its labels are not in plain form")
+    return frozenset(plain)
 
 
-def _sample(rest: bytes) -> tuple[Labels, float]:
-    """Labels and value of a line without its name. Raises ValueError saying what is wrong."""
-    rest = rest.removesuffix(b"\r")
-    start = len(rest) - len(rest.lstrip(b" \t"))
-    labels = _NO_LABELS
-    if rest.startswith(b"{", start):
-        name, labels, start = _labels(rest, start + 1)
-        if name is not None:
-            raise ValueError("a second metric name inside the braces")
-    return labels, _value(rest, start)
+_known_labels = lru_cache(maxsize=1024)(_plain_labels)
+
+
+def _read_line(line: bytes, names: frozenset[str], samples: dict[SeriesKey, float]) -> None:
+    """Adds the sample of any line, if its name is wanted."""
+    line = line.strip(b" \t\r")
+    if line.startswith(b"{"):
+        _read_braced(line, names, samples)
+        return
+    found = _NAME.match(line)
+    if found is None or (name := found[0].decode()) not in names:
+        return
+    end = found.end()
+    if line[end : end + 1] not in (b"", b" ", b"\t", b"{"):
+        return
+    try:
+        labels = _NO_LABELS
+        if (brace := _OPENING.match(line, end)) is not None:
+            quoted_name, labels, end = _labels(line, brace.end())
+            if quoted_name is not None:
+                raise ValueError("a second metric name inside the braces")
+        samples[name, labels] = _value(line, end)
+    except ValueError as error:
+        raise _malformed(name, line, error) from None
+
+
+def _read_braced(line: bytes, names: frozenset[str], samples: dict[SeriesKey, float]) -> None:
+    """Adds the sample of a line that has its name, quoted, inside its braces."""
+    try:
+        name, labels, end = _labels(line, 1)
+        if name is not None and name in names:
+            samples[name, labels] = _value(line, end)
+    except ValueError as error:
+        # Which name it has is not known: it fails when it holds a wanted one.
+        for name in names:
+            if b'"' + name.encode("utf-8", "surrogatepass") + b'"' in line:
+                raise _malformed(name, line, error) from None
 
 
 def _labels(line: bytes, position: int) -> tuple[str | None, Labels, int]:
@@ -277,35 +300,6 @@ def _value(line: bytes, position: int) -> float:
     if math.isinf(value) and b"n" not in tail[1].lower():
         raise ValueError("its value is out of range")
     return value
-
-
-def _read_odd(
-    line: bytes,
-    scanner: re.Pattern[bytes],
-    names: dict[bytes, str],
-    samples: dict[SeriesKey, float],
-) -> None:
-    """Adds the sample of a line that is indented, or has its name, quoted, in its braces."""
-    line = line.strip(b" \t\r")
-    if not line.startswith(b"{"):
-        match = scanner.match(b"\n" + line + b"\n")
-        if match is None:
-            return
-        name = names[match[1]]
-        try:
-            labels, value = _sample(line[len(match[1]) :])
-        except ValueError as error:
-            raise _malformed(name, line, error) from None
-        samples[name, labels] = value
-        return
-    try:
-        quoted_name, labels, end = _labels(line, 1)
-        if quoted_name is not None and quoted_name in names.values():
-            samples[quoted_name, labels] = _value(line, end)
-    except ValueError as error:
-        for raw, name in names.items():
-            if b'"' + raw + b'"' in line:
-                raise _malformed(name, line, error) from None
 
 
 def _is_exposition(data: bytes) -> bool:

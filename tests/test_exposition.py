@@ -10,6 +10,7 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from guard import exposition
 from guard.errors import ExpositionError, MalformedLineError
 from guard.exposition import Body, count_lines, read
 
@@ -119,6 +120,24 @@ class TestForms:
     def test_one_string_is_no_collection_of_names(self) -> None:
         with pytest.raises(TypeError):
             read("up 1\n", "up")
+
+
+class TestMemory:
+    def test_what_is_remembered_of_a_peer_is_bounded(self) -> None:
+        text = "".join(f'up{{i="{i}"}} {i}\n' for i in range(20_000))
+        for _ in range(2):
+            assert len(read(text, ["up"])) == 20_000
+            assert len(exposition._known_series) <= 8192
+        long = "x" * 1000
+        for _ in range(2):
+            assert one(f'up{{a="{long}"}} 1\n') == ({"a": long}, 1)
+        assert not any(long.encode() in series for series in exposition._known_series)
+
+    def test_what_is_remembered_is_right(self) -> None:
+        for value in (1, 2):
+            text = f'up{{a="x"}} {value}\nup{{a="y"}} {value}\nup {value}\nother{{a="x"}} {value}\n'
+            assert set(read(text, ["up", "other"]).values()) == {value}
+            assert len(read(text, ["up", "other"])) == 4
 
 
 class TestMalformed:

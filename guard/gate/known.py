@@ -54,8 +54,8 @@ class KnownKeys(Generic[Key]):
         return len(self._young) + len(self._old)
 
     def learn(self, keys: Sequence[Key], sizes: Sequence[int]) -> None:
-        """These keys are in L2 now, each with that many bytes. Of more than half the
-        capacity at once only the last are kept. Both sequences must not change any more."""
+        """These keys are in L2 now, each with that many bytes. Both sequences must not
+        change any more."""
         self._note(keys, sizes)
 
     def forget(self, keys: Sequence[Key]) -> None:
@@ -81,7 +81,9 @@ class KnownKeys(Generic[Key]):
                 if sizes is None:
                     self._remove(keys)
                 else:
-                    self._add(keys[-self._half :], sizes[-self._half :])
+                    for at in range(0, len(keys), self._half):
+                        part = slice(at, at + self._half)
+                        self._add(keys[part], sizes[part])
 
     def _add(self, keys: Sequence[Key], sizes: Sequence[int]) -> None:
         identities = self._identities(keys)

@@ -1,0 +1,360 @@
+"""The gate inside LMCache's MP server: an L2 adapter of type `plugin` around the real one.
+
+    --l2-adapter '{"type":"plugin","module_path":"guard.gate.lmcache",
+                   "class_name":"GatedL2Adapter",
+                   "adapter_params":{"inner":{"type":"resp","host":"valkey","port":6379}}}'
+
+Written by `POST /reconfigure/plugin/l2/{admission,bypass,restore,probe}`, read by
+`GET /reconfigure/plugin/l2/status` and on the server's own `/metrics`.
+
+Whatever LMCache calls here answers without raising a fault of the gate's own and without
+waiting for anything but the inner adapter. Besides the standard library and
+prometheus_client this imports LMCache and the rest of `guard.gate`, nothing more.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
+from lmcache.v1.distributed.l2_adapters.reconfiguration import L2ReconfigureError
+
+from guard.gate.admission import Admission, StaleRevision
+from guard.gate.known import KnownKeys
+from guard.gate.ledger import VERSION, Ledger
+from guard.gate.lmcache_config import GateConfig, builder
+from guard.gate.lmcache_keys import identities
+from guard.gate.lmcache_lookups import Lookups
+from guard.gate.lmcache_probe import Prober
+from guard.gate.lmcache_transfers import Loads, Stores
+from guard.gate.metrics import collector
+from guard.gate.probe_state import ProbeRefused
+from guard.gate.safety import Bell, Faults, Keeper, logger
+from guard.gate.validate import InvalidWrite
+
+SCHEMA = 1
+OPERATIONS = ("admission", "bypass", "restore", "probe")
+NOT_YET = {
+    "abort": "not supported yet: loads in flight are left to finish, and load_deadline_s is "
+    "kept without effect",
+    "rebuild": "not supported yet: restart the server to build the adapter anew",
+}
+SHADOWED_TYPES = frozenset({"resp", "fs"})
+"""Adapters whose submitting of a lookup never blocks."""
+
+
+def _forwarders() -> dict[str, Any]:
+    """The whole public interface of an adapter, by forwarding to the inner one: also what
+    versions of LMCache newer than this gate add to it."""
+    namespace: dict[str, Any] = {}
+    for name in dir(L2AdapterInterface):
+        if name.startswith("_"):
+            continue
+        member = inspect.getattr_static(L2AdapterInterface, name)
+        if isinstance(member, property):
+            namespace[name] = property(_getter(name))
+        elif callable(member):
+            namespace[name] = _method(name)
+    return namespace
+
+
+def _getter(name: str) -> Callable[[Any], Any]:
+    return lambda self: getattr(self._inner, name)
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._inner, name)(*args, **kwargs)
+
+    forward.__name__ = name
+    return forward
+
+
+_Forwarding: Any = type(L2AdapterInterface)("_Forwarding", (L2AdapterInterface,), _forwarders())
+
+
+class GatedL2Adapter(_Forwarding):  # type: ignore[misc]
+    """An L2 adapter that counts exactly what passes to the inner one, and lets it pass or
+    not. Raises ValueError on construction for a wrong configuration, and what building the
+    inner adapter raises."""
+
+    def __init__(self, adapter_params: Mapping[str, Any], l1_memory_desc: Any = None) -> None:
+        super().__init__(max_capacity_bytes=0)
+        config = GateConfig.parse(adapter_params)
+        self._build = builder(config, l1_memory_desc)
+        self._identity: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        clock = time.monotonic
+        self._clock = clock
+        self._inner_type = config.inner_type
+        self._closed = False
+        self._ledger = Ledger(clock=clock)
+        self._admission = Admission(config.default, clock=clock)
+        self._faults = Faults(self._ledger)
+        self._keeper = Keeper(self._keep, self._faults, f"kvguard-gate-{config.name}"[:15])
+        self._known: KnownKeys[Any] = KnownKeys(identities, on_backlog=self._keeper.wake)
+        self._inner = self._build()
+        try:
+            self._bells = _bells(self._inner)
+        except BaseException:
+            self._inner.close()
+            raise
+        store_bell, lookup_bell, load_bell = self._bells
+        common = (self._admission, self._ledger, self._known, self._faults)
+        self._lookups = Lookups(
+            self._inner,
+            lookup_bell,
+            *common,
+            clock=clock,
+            wake=self._keeper.wake,
+            may_shadow=config.inner_type in SHADOWED_TYPES,
+        )
+        self._loads = Loads(self._inner, load_bell, *common, self._lookups)
+        self._stores = Stores(self._inner, store_bell, *common, clock=clock)
+        self._prober = Prober(
+            config.inner_type,
+            config.inner,
+            self._build_for_probe,
+            self._known,
+            self._ledger,
+            self._faults,
+            clock=clock,
+        )
+        self._shown = collector().add(config.name, config.inner_type, self._ledger, self._admission)
+        self._keeper.start()
+        logger.info("kvguard gate %s around %s as %s", VERSION, config.inner_type, self._shown.l2)
+
+    # Event fds
+
+    def get_store_event_fd(self) -> int:
+        """Rings when stores completed."""
+        return self._bells[0].fileno()
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        """Rings when lookups completed."""
+        return self._bells[1].fileno()
+
+    def get_load_event_fd(self) -> int:
+        """Rings when loads completed."""
+        return self._bells[2].fileno()
+
+    # Stores, lookups, loads
+
+    def submit_store_task(self, keys: Sequence[Any], objects: Sequence[Any]) -> int:
+        """Store, unless writes are off (fails at once) or L2 has the keys (done at once)."""
+        return self._stores.submit(keys, objects)
+
+    def pop_completed_store_tasks(self) -> dict[int, Any]:
+        """Results of the stores that completed since the last call."""
+        return self._stores.pop_completed()
+
+    def submit_lookup_and_lock_task(
+        self, keys: Sequence[Any], group_layout_descs: Mapping[int, Any]
+    ) -> int:
+        """Look up and lock, or be a miss at once where the admission denies it."""
+        return self._lookups.submit(keys, group_layout_descs)
+
+    def query_lookup_and_lock_result(self, task_id: int) -> Any:
+        """The lookup's bitmap, once; a miss in L2's place after a bypass or a deadline."""
+        return self._lookups.query(task_id)
+
+    def submit_load_task(self, keys: Sequence[Any], objects: Sequence[Any]) -> int:
+        """Load, or be not loaded at once where `max_loads` are in flight."""
+        return self._loads.submit(keys, objects)
+
+    def query_load_result(self, task_id: int) -> Any:
+        """The load's bitmap, once."""
+        return self._loads.query(task_id)
+
+    def delete(self, keys: list[Any]) -> None:
+        """Delete from L2; the keys count as known no longer."""
+        self._forget(keys)
+        self._inner.delete(keys)
+        # A store may have completed meanwhile.
+        self._forget(keys)
+
+    def _forget(self, keys: list[Any]) -> None:
+        try:
+            self._known.forget(list(keys))
+        except Exception:
+            self._faults.caught("forgetting deleted keys")
+
+    def set_backend_identity(self, *args: Any, **kwargs: Any) -> None:
+        """Told to the inner adapter, and to those that probes build."""
+        self._identity = (args, kwargs)
+        self._inner.set_backend_identity(*args, **kwargs)
+
+    def _build_for_probe(self) -> Any:
+        adapter = self._build()
+        if self._identity is not None:
+            args, kwargs = self._identity
+            adapter.set_backend_identity(*args, **kwargs)
+        return adapter
+
+    # Control
+
+    def report_status(self) -> dict[str, Any]:
+        """The inner adapter's status, with a few words about the gate."""
+        status: dict[str, Any] = dict(self._inner.report_status())
+        try:
+            state = self._admission.state()
+            status["kvguard"] = {
+                "l2": self._shown.l2,
+                "epoch": state.epoch,
+                "revision": state.revision,
+                "share": state.settings.share,
+            }
+        except Exception:
+            self._faults.caught("reporting status")
+        return status
+
+    def reconfigure_status(self) -> dict[str, Any]:
+        """LMCache's envelope around the gate's status; `status` is empty after a fault."""
+        try:
+            status = self._status()
+        except Exception:
+            self._faults.caught("reporting the gate's status")
+            status = {}
+        return {
+            "backend": "plugin",
+            "supported_operations": list(OPERATIONS),
+            "status": status,
+        }
+
+    def reconfigure(
+        self,
+        operation: str,
+        payload: Mapping[str, Any],
+        *,
+        device_owners: Callable[..., list[str]] | None = None,
+    ) -> dict[str, Any]:
+        """One operation; answers the status after it, or for a probe its id.
+
+        Raises only L2ReconfigureError, which LMCache answers with: 400 wrong input, 409 a
+        stale revision or no probe now (with the status), 500 a fault of the gate's own.
+        """
+        try:
+            if operation == "probe":
+                return {"id": self._prober.start(payload), "started": True}
+            self._write(operation, payload)
+            return self._status()
+        except InvalidWrite as error:
+            raise L2ReconfigureError(400, str(error)) from error
+        except (StaleRevision, ProbeRefused) as error:
+            body = {"error": str(error), "state": self.reconfigure_status()["status"]}
+            raise L2ReconfigureError(409, str(error), payload=body) from error
+        except Exception as error:
+            self._faults.caught("reconfiguring")
+            raise L2ReconfigureError(500, f"fault of the gate: {error!r}"[:200]) from error
+
+    def _write(self, operation: str, payload: Mapping[str, Any]) -> None:
+        before = self._admission.state()
+        if operation == "admission":
+            self._admission.write(payload)
+        elif operation == "bypass":
+            self._admission.bypass(payload)
+        elif operation == "restore":
+            self._admission.restore(payload)
+        elif operation in NOT_YET:
+            raise InvalidWrite(f"{operation} is {NOT_YET[operation]}")
+        else:
+            raise InvalidWrite(
+                f"unknown operation {operation[:40]!r}; known are {', '.join(OPERATIONS)}"
+            )
+        # Lookups already stuck get their answer when LMCache asks for it again.
+        self._bells[1].ring()
+        self._keeper.wake()
+        after = self._admission.state()
+        if after.settings != before.settings:
+            logger.warning("admission is %s, by %s", after.settings, after.lease)
+
+    def _keep(self) -> float | None:
+        """What no call of the host's would do in time: stuck lookups, leases running out."""
+        leased = self._admission.expires_at() is not None
+        state = self._admission.state()
+        if leased and state.lease is None:
+            logger.warning("the lease ran out: admission is %s again", state.settings)
+        self._known.settle()
+        due = self._lookups.sweep()
+        if state.expires_in_s is not None:
+            left = state.expires_in_s + 0.001
+            due = left if due is None else min(due, left)
+        return due
+
+    def _status(self) -> dict[str, Any]:
+        totals = self._ledger.totals()
+        now = self._clock()
+        why_not = dict(NOT_YET)
+        no_probe = self._prober.why_not()
+        if no_probe is not None:
+            why_not["probe"] = no_probe
+        return {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "l2": self._shown.l2,
+            "inner": self._inner_type,
+            **self._admission.state().as_dict(),
+            "in_flight": {
+                "loads": totals.loads_in_flight,
+                "bytes": totals.bytes_in_flight,
+                "oldest_load_s": totals.oldest_load_seconds,
+                "lookups": totals.lookups_in_flight,
+                "oldest_lookup_s": totals.oldest_lookup_seconds,
+                "abandoned_lookups": self._lookups.abandoned,
+            },
+            "can": {
+                "probe": no_probe is None,
+                "abort": False,
+                "rebuild": False,
+                "why_not": why_not,
+            },
+            "known_keys": len(self._known),
+            "probe": self._prober.as_dict(),
+            "recent_loads": [
+                {
+                    "start_ago_s": now - load.start,
+                    "end_ago_s": now - load.end,
+                    "bytes": load.bytes,
+                    "alone": load.alone,
+                }
+                for load in self._ledger.recent_loads()
+            ],
+        }
+
+    def close(self) -> None:
+        """Close the inner adapter, once; what is in flight gets no more answers."""
+        if self._closed:
+            return
+        self._closed = True
+        for step in (
+            self._keeper.stop,
+            self._prober.cancel,
+            lambda: collector().remove(self._shown),
+        ):
+            try:
+                step()
+            except Exception:
+                self._faults.caught("closing")
+        try:
+            self._inner.close()
+        finally:
+            for bell in self._bells:
+                bell.close()
+
+
+def _bells(inner: Any) -> tuple[Bell, Bell, Bell]:
+    made: list[Bell] = []
+    try:
+        for fd in (
+            inner.get_store_event_fd(),
+            inner.get_lookup_and_lock_event_fd(),
+            inner.get_load_event_fd(),
+        ):
+            made.append(Bell(fd))
+    except BaseException:
+        for bell in made:
+            bell.close()
+        raise
+    return made[0], made[1], made[2]

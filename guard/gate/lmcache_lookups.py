@@ -1,0 +1,290 @@
+"""Lookups through the gate: denied at once, let through, given up, or asked for nobody.
+
+`submit` and `query` run on LMCache's prefetch thread, `sweep` on the gate's own. A lookup
+that is answered in L2's place while L2 is still asked is *abandoned*: the adapter may yet
+find keys and lock them, so it is remembered until it answered and its locks are released.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmcache.lmcache_native import Bitmap
+
+from guard.gate.admission import Admission
+from guard.gate.known import KnownKeys
+from guard.gate.ledger import Ledger
+from guard.gate.lmcache_keys import Keys, asked_chunks, found_chunks
+from guard.gate.safety import Bell, Faults
+
+MAX_ABANDONED = 32
+SWEEP_SECONDS = 0.1
+SHADOW_SWEEP_SECONDS = 0.02
+_RECENT = 64
+_SHADOWED = ("bypassed", "shed")
+
+
+@dataclass(slots=True)
+class _Lookup:
+    token: int
+    started: float
+    keys: Keys
+    chunks: int
+
+
+@dataclass(slots=True)
+class _Shadow:
+    started: float
+    keys: Keys
+    chunks: int
+    layouts: Mapping[int, Any]
+    task: int | None = None
+
+
+class Lookups:
+    """All lookups of one gate.
+
+    `may_shadow`: ask L2 one denied lookup at a time for nobody, so that demand stays known;
+    only for adapters whose submitting is known never to block. `wake` has `sweep` called.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        bell: Bell,
+        admission: Admission,
+        ledger: Ledger,
+        known: KnownKeys[Any],
+        faults: Faults,
+        *,
+        clock: Callable[[], float],
+        wake: Callable[[], None],
+        may_shadow: bool,
+    ) -> None:
+        self._inner = inner
+        self._bell = bell
+        self._admission = admission
+        self._ledger = ledger
+        self._known = known
+        self._faults = faults
+        self._clock = clock
+        self._wake = wake
+        self._may_shadow = may_shadow
+        self._own_ids = itertools.count(-1, -1)
+        self._own: dict[int, int] = {}
+        self._open: dict[int, _Lookup] = {}
+        self._abandoned: dict[int, Keys] = {}
+        self._found: deque[tuple[Keys, str, int]] = deque(maxlen=_RECENT)
+        self._shadow: _Shadow | None = None
+
+    @property
+    def abandoned(self) -> int:
+        """Lookups answered in L2's place that L2 has not answered yet."""
+        return len(self._abandoned)
+
+    def submit(self, keys: Keys, layouts: Mapping[int, Any]) -> int:
+        """A task id: of the adapter, or negative for an answer of the gate's own."""
+        lookup: _Lookup | None = None
+        try:
+            chunks = asked_chunks(keys)
+            answer = self._admission.deny(chunks)
+            if answer is None and len(self._abandoned) >= MAX_ABANDONED:
+                answer = "expired"
+            if answer is not None:
+                return self._deny(answer, keys, chunks, layouts)
+            lookup = _Lookup(self._ledger.begin_lookup(len(keys)), self._clock(), keys, chunks)
+        except Exception:
+            self._faults.caught("deciding on a lookup")
+        try:
+            task = self._inner.submit_lookup_and_lock_task(keys, layouts)
+        except BaseException:
+            if lookup is not None:
+                self._ledger.cancel_lookup(lookup.token)
+            raise
+        if lookup is not None:
+            self._open[task] = lookup
+            try:
+                if self._admission.settings.lookup_deadline_s is not None:
+                    self._wake()
+            except Exception:
+                self._faults.caught("timing a lookup")
+        return int(task)
+
+    def _deny(self, answer: str, keys: Keys, chunks: int, layouts: Mapping[int, Any]) -> int:
+        task = next(self._own_ids)
+        self._own[task] = len(keys)
+        try:
+            self._ledger.deny_lookup(answer, len(keys), chunks)
+            if self._may_shadow and answer in _SHADOWED:
+                self._want_shadow(keys, chunks, layouts)
+            self._bell.ring()
+        except BaseException:
+            del self._own[task]
+            raise
+        return task
+
+    def _want_shadow(self, keys: Keys, chunks: int, layouts: Mapping[int, Any]) -> None:
+        if self._shadow is None and not self._abandoned:
+            self._shadow = _Shadow(self._clock(), keys, chunks, layouts)
+            self._wake()
+
+    def query(self, task: int) -> Any:
+        """The bitmap of a lookup, once; None while it is not answered."""
+        if task < 0:
+            keys = self._own.pop(task, None)
+            return None if keys is None else Bitmap(keys)
+        result = self._inner.query_lookup_and_lock_result(task)
+        lookup = self._open.get(task)
+        if lookup is None:
+            return result
+        if result is None:
+            return self._give_up(task, lookup)
+        del self._open[task]
+        try:
+            return self._answer(lookup, result)
+        except Exception:
+            self._faults.caught("settling a lookup")
+            self._ledger.cancel_lookup(lookup.token)
+            return result
+
+    def _give_up(self, task: int, lookup: _Lookup) -> Any:
+        """A miss in place of what L2 does not answer, if it is not to be waited for."""
+        try:
+            answer = self._overdue(lookup)
+            if answer is None:
+                return None
+            count = len(lookup.keys)
+            miss = Bitmap(count)
+        except Exception:
+            self._faults.caught("timing a lookup")
+            return None
+        # From here on the host gets its answer whatever fails: the sweep takes L2's.
+        self._abandoned[task] = lookup.keys
+        del self._open[task]
+        try:
+            self._ledger.end_lookup(
+                lookup.token, answer, lookup.chunks, by_l2=False, denied_keys=count
+            )
+            self._wake()
+        except Exception:
+            self._faults.caught("giving up a lookup")
+        return miss
+
+    def _overdue(self, lookup: _Lookup) -> str | None:
+        settings = self._admission.settings
+        if settings.share <= 0:
+            return "bypassed"
+        deadline = settings.lookup_deadline_s
+        late = deadline is not None and self._clock() - lookup.started > deadline
+        return "expired" if late else None
+
+    def _answer(self, lookup: _Lookup, result: Any) -> Any:
+        keys, chunks = lookup.keys, lookup.chunks
+        settings = self._admission.settings
+        found = int(result.popcount())
+        if found < len(keys):
+            self._known.forget((~result).gather(keys))
+        prefix = found_chunks(result, len(keys), chunks)
+        refused = None
+        if settings.share <= 0:
+            refused = "bypassed"
+        elif 0 < prefix < settings.min_chunks:
+            refused = "short"
+        if refused is not None:
+            self._ledger.end_lookup(lookup.token, refused, chunks, by_l2=True, denied_keys=found)
+            if found:
+                self._inner.submit_unlock(result.gather(keys))
+            return Bitmap(len(keys))
+        answer = "miss" if not prefix else "hit" if prefix == chunks else "partial"
+        self._ledger.end_lookup(lookup.token, answer, chunks, by_l2=True)
+        if prefix:
+            self._found.append((keys, answer, chunks))
+        return result
+
+    def load_refused(self, keys: Keys, answer: str) -> None:
+        """The load that followed a lookup was not let in: `answer` is what it comes to."""
+        # LMCache hands a load the very key objects of its lookup.
+        first = keys[0]
+        for at in reversed(range(len(self._found))):
+            asked, before, chunks = self._found[at]
+            if any(key is first for key in asked):
+                del self._found[at]
+                self._ledger.change_answer(before, answer, chunks)
+                return
+
+    def sweep(self) -> float | None:
+        """Look after what nobody waits for; returns seconds until the next time, None for
+        when woken."""
+        for task, keys in list(self._abandoned.items()):
+            result = self._inner.query_lookup_and_lock_result(task)
+            if result is not None:
+                del self._abandoned[task]
+                self._release(keys, result)
+        self._sweep_shadow()
+        due = self._ring_overdue()
+        if self._shadow is not None:
+            young = self._clock() - self._shadow.started < 1.0
+            pause = SHADOW_SWEEP_SECONDS if young else SWEEP_SECONDS
+            due = pause if due is None else min(due, pause)
+        if self._abandoned:
+            due = SWEEP_SECONDS if due is None else min(due, SWEEP_SECONDS)
+        return due
+
+    def _release(self, keys: Keys, result: Any) -> None:
+        found = int(result.popcount())
+        if found:
+            self._inner.submit_unlock(result.gather(keys))
+        if found < len(keys):
+            self._known.forget((~result).gather(keys))
+
+    def _sweep_shadow(self) -> None:
+        shadow = self._shadow
+        if shadow is None:
+            return
+        try:
+            if shadow.task is None:
+                shadow.task = self._inner.submit_lookup_and_lock_task(shadow.keys, shadow.layouts)
+            result = self._inner.query_lookup_and_lock_result(shadow.task)
+        except Exception:
+            self._shadow = None
+            raise
+        if result is None:
+            return
+        self._shadow = None
+        self._release(shadow.keys, result)
+        prefix = found_chunks(result, len(shadow.keys), shadow.chunks)
+        answer = "miss" if not prefix else "hit" if prefix == shadow.chunks else "partial"
+        found = result.gather(shadow.keys)
+        sizes = self._known.sizes(found)
+        self._ledger.end_shadow(
+            answer,
+            sum(
+                _layout_bytes(shadow.layouts.get(key.object_group_id)) if size is None else size
+                for key, size in zip(found, sizes, strict=True)
+            ),
+        )
+
+    def _ring_overdue(self) -> float | None:
+        """Have the host ask again when a lookup is past its time, since L2 rings no more."""
+        oldest = next(iter(list(self._open.values())), None)
+        if oldest is None:
+            return None
+        if self._overdue(oldest) is not None:
+            self._bell.ring()
+            return SWEEP_SECONDS
+        deadline = self._admission.settings.lookup_deadline_s
+        if deadline is None:
+            return None
+        return max(0.0, oldest.started + deadline - self._clock()) + 0.001
+
+
+def _layout_bytes(layout: Any) -> int:
+    """What an object of that layout takes before any encoding; 0 when it is not known."""
+    if layout is None:
+        return 0
+    pairs = zip(layout.shapes, layout.dtypes, strict=True)
+    return sum(int(shape.numel()) * int(dtype.itemsize) for shape, dtype in pairs)
