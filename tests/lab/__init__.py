@@ -1,0 +1,1 @@
+"""The lab: a real engine, cache server and store on one machine, under test."""

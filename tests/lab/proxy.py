@@ -1,0 +1,304 @@
+"""A TCP proxy in a process of its own, whose link gets slow, late, frozen or cut at run time.
+
+    python proxy.py LISTEN_PORT TARGET_PORT CONTROL_PORT
+
+All on 127.0.0.1. The link is shared: one rate in bytes per second for all connections
+and both directions together, handed out in turns of 16 KiB, so connections are served
+fairly. `busy_seconds` tells a rate only while a rate is set: an unlimited link does not
+wait. The delay is added to what the target sends (an answer comes that much later; it
+costs no bandwidth). Frozen means that connections stay open and nothing passes.
+
+`ProxyControl` is the Python side of the control port: one JSON object a line each way.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+HOST = "127.0.0.1"
+TURN_BYTES = 16 * 1024
+WIDE_BYTES = 256 * 1024  # pieces of an unlimited link: fewer turns cost less CPU
+HELD_PIECES = 64  # what one delayed direction may hold back inside the proxy
+SLACK_SECONDS = 0.002  # a link that is ahead by less does not sleep: timers are no finer
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What passed since the proxy started.
+
+    `monotonic` is CLOCK_MONOTONIC in seconds, which all processes of a machine share.
+    `up_bytes` went to the target, `down_bytes` came from it. `busy_seconds` is the time
+    in which at least one byte was waiting for the link or passing it, so that
+    Δ(up + down) / Δbusy is the rate the link really gave.
+    """
+
+    monotonic: float
+    up_bytes: int
+    down_bytes: int
+    busy_seconds: float
+    rate: float
+    delay: float
+    frozen: bool
+    connections: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.up_bytes + self.down_bytes
+
+    def rate_since(self, earlier: Counters) -> float | None:
+        """Bytes per second of busy time since `earlier`; None when it was never busy."""
+        busy = self.busy_seconds - earlier.busy_seconds
+        return (self.total_bytes - earlier.total_bytes) / busy if busy > 0 else None
+
+
+class ProxyControl:
+    """Changes a running proxy and reads its counters. Every call is one short connection.
+
+    Raises OSError when no proxy answers, RuntimeError when it refuses the request.
+    """
+
+    def __init__(self, control_port: int, timeout_s: float = 5.0) -> None:
+        self._address = (HOST, control_port)
+        self._timeout = timeout_s
+
+    def set_rate(self, bytes_per_second: float | None) -> Counters:
+        """Limits the link; None lifts the limit."""
+        return self._call({"rate": 0.0 if bytes_per_second is None else bytes_per_second})
+
+    def set_delay(self, seconds: float) -> Counters:
+        return self._call({"delay": seconds})
+
+    def freeze(self) -> Counters:
+        return self._call({"frozen": True})
+
+    def thaw(self) -> Counters:
+        return self._call({"frozen": False})
+
+    def drop(self) -> Counters:
+        """Cuts every connection there is; new ones are served as before."""
+        return self._call({"drop": True})
+
+    def counters(self) -> Counters:
+        return self._call({})
+
+    def _call(self, request: dict[str, Any]) -> Counters:
+        with socket.create_connection(self._address, timeout=self._timeout) as connection:
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            with connection.makefile("rb") as answers:
+                line = answers.readline()
+        if not line:
+            raise RuntimeError("the proxy closed its control connection without an answer")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(f"the proxy refused {request}: {answer['error']}")
+        return Counters(**answer)
+
+
+class Link:
+    """The shared wire: takes turns, paces, freezes and counts."""
+
+    def __init__(self) -> None:
+        self.rate = 0.0
+        self.delay = 0.0
+        self.up_bytes = 0
+        self.down_bytes = 0
+        self._running = asyncio.Event()
+        self._running.set()
+        self._turn = asyncio.Lock()  # first come, first served: that is the fairness
+        self._free_at = 0.0
+        self._waiting = 0
+        self._busy = 0.0
+        self._busy_since = 0.0
+        self._busy_until = 0.0
+
+    @property
+    def piece_bytes(self) -> int:
+        return TURN_BYTES if self.rate > 0 else WIDE_BYTES
+
+    @property
+    def frozen(self) -> bool:
+        return not self._running.is_set()
+
+    def set_frozen(self, frozen: bool) -> None:
+        if frozen:
+            self._running.clear()
+        else:
+            self._running.set()
+
+    @property
+    def busy_seconds(self) -> float:
+        open_interval = time.monotonic() - self._busy_since if self._waiting else 0.0
+        return self._busy + max(0.0, open_interval)
+
+    async def carry(self, count: int, down: bool) -> None:
+        """Returns when `count` bytes have passed the link."""
+        if self.rate <= 0 and not self.frozen:
+            self._count(count, down)
+            return
+        if self._waiting == 0:
+            self._busy_since = max(time.monotonic(), self._busy_until)
+        self._waiting += 1
+        try:
+            async with self._turn:
+                await self._pass(count)
+                self._count(count, down)
+        finally:
+            self._waiting -= 1
+            if self._waiting == 0:
+                # What went ahead of its time, by less than the slack, still holds the link.
+                self._busy_until = max(time.monotonic(), self._free_at)
+                self._busy += max(0.0, self._busy_until - self._busy_since)
+
+    def _count(self, count: int, down: bool) -> None:
+        if down:
+            self.down_bytes += count
+        else:
+            self.up_bytes += count
+
+    async def _pass(self, count: int) -> None:
+        while True:
+            await self._running.wait()
+            if self.rate <= 0:
+                return
+            now = time.monotonic()
+            # A late timer is made up for, an idle link is not: its past is no credit.
+            self._free_at = max(self._free_at, now - 5 * SLACK_SECONDS) + count / self.rate
+            ahead = self._free_at - now
+            if ahead > SLACK_SECONDS:
+                await asyncio.sleep(ahead)
+            if not self.frozen:
+                return
+
+
+class Proxy:
+    def __init__(self, target_port: int) -> None:
+        self._target_port = target_port
+        self._link = Link()
+        self._connections: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
+
+    async def serve_client(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            target_reader, target_writer = await asyncio.open_connection(
+                HOST, self._target_port, limit=WIDE_BYTES
+            )
+        except OSError:
+            writer.transport.abort()
+            return
+        pair = (writer, target_writer)
+        self._connections.add(pair)
+        for end in pair:
+            end.transport.set_write_buffer_limits(high=WIDE_BYTES)
+        directions = [
+            asyncio.create_task(self._direction(reader, target_writer, down=False)),
+            asyncio.create_task(self._direction(target_reader, writer, down=True)),
+        ]
+        try:
+            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for direction in directions:
+                direction.cancel()
+            await asyncio.gather(*directions, return_exceptions=True)
+            self._connections.discard(pair)
+            for end in pair:
+                end.close()
+
+    async def _direction(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, down: bool
+    ) -> None:
+        """Ends when the sender has ended and all was forwarded, or when either end broke."""
+        held: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(HELD_PIECES)
+
+        async def receive() -> None:
+            while data := await reader.read(self._link.piece_bytes):
+                delay = self._link.delay if down else 0.0
+                await held.put((time.monotonic() + delay, data))
+            await held.put((0.0, b""))
+
+        async def forward() -> None:
+            while True:
+                due, data = await held.get()
+                if not data:
+                    return
+                ahead = due - time.monotonic()
+                if ahead > 0:
+                    await asyncio.sleep(ahead)
+                await self._link.carry(len(data), down)
+                writer.write(data)
+                await writer.drain()
+
+        async with asyncio.TaskGroup() as both:
+            both.create_task(receive())
+            both.create_task(forward())
+
+    async def serve_control(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            while line := await reader.readline():
+                try:
+                    self._apply(json.loads(line))
+                    answer: dict[str, Any] = asdict(self.counters())
+                except (ValueError, TypeError, KeyError) as error:
+                    answer = {"error": f"{type(error).__name__}: {error}"}
+                writer.write(json.dumps(answer).encode() + b"\n")
+                await writer.drain()
+        except (ConnectionError, OSError):
+            pass
+        finally:
+            writer.close()
+
+    def _apply(self, request: dict[str, Any]) -> None:
+        unknown = set(request) - {"rate", "delay", "frozen", "drop"}
+        if unknown:
+            raise ValueError(f"unknown {sorted(unknown)}")
+        for name in ("rate", "delay"):
+            if name in request:
+                value = float(request[name])
+                if not 0 <= value < float("inf"):
+                    raise ValueError(f"{name} must be a finite number, 0 or more")
+                setattr(self._link, name, value)
+        if "frozen" in request:
+            self._link.set_frozen(bool(request["frozen"]))
+        if request.get("drop"):
+            for pair in list(self._connections):
+                for end in pair:
+                    end.transport.abort()
+
+    def counters(self) -> Counters:
+        link = self._link
+        return Counters(
+            monotonic=time.monotonic(),
+            up_bytes=link.up_bytes,
+            down_bytes=link.down_bytes,
+            busy_seconds=link.busy_seconds,
+            rate=link.rate,
+            delay=link.delay,
+            frozen=link.frozen,
+            connections=len(self._connections),
+        )
+
+
+async def run(listen_port: int, target_port: int, control_port: int) -> None:
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    proxy = Proxy(target_port)
+    data = await asyncio.start_server(proxy.serve_client, HOST, listen_port, limit=WIDE_BYTES)
+    control = await asyncio.start_server(proxy.serve_control, HOST, control_port)
+    await ended.wait()
+    data.close()
+    control.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(run(*map(int, sys.argv[1:4])))
