@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import select
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
-from lmcache.lmcache_native import Bitmap
-from lmcache.v1.distributed.api import ObjectKey
-from lmcache.v1.distributed.internal_api import L2StoreResult
-from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
-from lmcache.v1.distributed.l2_adapters.config import (
-    L2AdapterConfigBase,
-    register_l2_adapter_type,
-)
-from lmcache.v1.distributed.l2_adapters.factory import register_l2_adapter_factory
-from lmcache.v1.memory_management import BytesBufferMemoryObj
+# LMCache's own imports warn of what others deprecated, and here a warning is an error.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from lmcache.lmcache_native import Bitmap
+    from lmcache.v1.distributed.api import ObjectKey
+    from lmcache.v1.distributed.internal_api import L2StoreResult
+    from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
+    from lmcache.v1.distributed.l2_adapters.config import (
+        L2AdapterConfigBase,
+        register_l2_adapter_type,
+    )
+    from lmcache.v1.distributed.l2_adapters.factory import register_l2_adapter_factory
+    from lmcache.v1.memory_management import BytesBufferMemoryObj
 
 TYPE = "kvguard_fake"
 MADE: list[FakeAdapter] = []

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -249,9 +249,14 @@ class Run:
         argv: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
+        env_without: Iterable[str] = (),
         log: Path,
     ) -> Child:
-        child = Child(self, name, list(argv), dict(env or {}), log)
+        """A program in this process's environment plus `env`, less `env_without`."""
+        whole = {**os.environ, "TMPDIR": str(self.directory), **(env or {})}
+        for variable in env_without:
+            whole.pop(variable, None)
+        child = Child(self, name, list(argv), whole, log)
         self._children.append(child)
         return child
 
@@ -323,7 +328,7 @@ class Child:
                 log.flush()
                 self._process = subprocess.Popen(
                     argv,
-                    env={**os.environ, "TMPDIR": str(self._run.directory), **self._env},
+                    env=self._env,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,

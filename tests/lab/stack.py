@@ -76,7 +76,6 @@ class Stack:
         except BaseException:
             self._run.close()
             raise
-        self._guards: list[Guard] = []
 
     def _lay_out(
         self,
@@ -177,11 +176,18 @@ class Stack:
         part.start()
         self.start_seconds[part.name] = part.wait_ready(ready, limit_s)
 
-    def start_guard(self, *, mode: str = "enforce", args: Sequence[str] = ()) -> Guard:
+    @property
+    def sessions(self) -> list[tuple[int, int]]:
+        """(pid, start time) of the leaders of all sessions this stack has started."""
+        return self._run.sessions
+
+    def start_guard(
+        self, *, mode: str = "enforce", state: str = "guard", args: Sequence[str] = ()
+    ) -> Guard:
         """A guard of this stack that has ticked at least once.
 
-        Its state directory is the same for every guard of this stack, as it is for a
-        guard that is started again.
+        Guards with the same `state` share a state directory, as one does that is started
+        again; raises LabError when it does not come up.
         """
         guard = Guard(
             self._run,
@@ -189,10 +195,9 @@ class Stack:
             cache=self.cache_url,
             mode=mode,
             args=args,
-            state_directory=self._run.directory / "guard-state",
-            log=self._logs / "guard.log",
+            state_directory=self._run.directory / f"state-{state}",
+            log=self._logs / f"{state}.log",
         )
-        self._guards.append(guard)
         guard.start()
         return guard
 
