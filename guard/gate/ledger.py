@@ -63,7 +63,7 @@ class Ledger:
         self._lookup_seconds = 0.0
         self._lookup_keys = self._denied_keys = 0
         self._asked = {answer: Histogram(CHUNK_BUCKETS) for answer in ANSWERS}
-        self._shown = {answer: Histogram(CHUNK_BUCKETS) for answer in ANSWERS}
+        self._published = {answer: Histogram(CHUNK_BUCKETS) for answer in ANSWERS}
         self._lookup_durations = Histogram(SECOND_BUCKETS)
         self._load_durations = Histogram(SECOND_BUCKETS)
         self._shadow_lookups = dict.fromkeys(SHADOW_ANSWERS, 0)
@@ -256,12 +256,21 @@ class Ledger:
         with self._lock:
             return tuple(self._recent)
 
-    def totals(self) -> Totals:
-        """Everything at this moment; busy time includes the interval that is still open."""
+    def totals(self, *, published: bool = False) -> Totals:
+        """Everything at this moment; busy time includes the interval that is still open.
+
+        `published` readings become counters, which must not be seen to fall: an answer that
+        moves from hit to declined after it was published stays until the next hit makes up
+        for it.
+        """
         with self._lock:
             now = self._clock()
-            # An answer may move from hit to declined; a counter must not be seen to fall.
-            self._shown = {a: self._shown[a].at_least(h) for a, h in self._asked.items()}
+            if published:
+                self._published = {
+                    answer: self._published[answer].at_least(histogram)
+                    for answer, histogram in self._asked.items()
+                }
+            asked = self._published if published else self._asked
             open_busy = now - self._busy_since if self._loads else 0.0
             last = self._last_completion
             # Both dicts keep the order in which things began.
@@ -283,7 +292,7 @@ class Ledger:
                 lookup_seconds=self._lookup_seconds,
                 lookup_keys=self._lookup_keys,
                 denied_keys=self._denied_keys,
-                asked_chunks={a: h.copy() for a, h in self._shown.items()},
+                asked_chunks={answer: histogram.copy() for answer, histogram in asked.items()},
                 lookup_durations=self._lookup_durations.copy(),
                 load_durations=self._load_durations.copy(),
                 shadow_lookups=dict(self._shadow_lookups),

@@ -267,15 +267,19 @@ class GatedL2Adapter(_Forwarding):  # type: ignore[misc]
         self._bells[1].ring()
         self._keeper.wake()
         after = self._admission.state()
-        if after.settings != before.settings:
-            logger.warning("admission is %s, by %s", after.settings, after.lease)
+        if after.settings != before.settings and after.lease is not None:
+            lease = after.lease
+            logger.warning(
+                "admission is %s, by %s for %g s: %s",
+                *(after.settings.as_dict(), lease.holder, lease.seconds, lease.reason or "-"),
+            )
 
     def _keep(self) -> float | None:
         """What no call of the host's would do in time: stuck lookups, leases running out."""
         leased = self._admission.expires_at() is not None
         state = self._admission.state()
         if leased and state.lease is None:
-            logger.warning("the lease ran out: admission is %s again", state.settings)
+            logger.warning("the lease ran out, admission is %s", state.settings.as_dict())
         self._known.settle()
         due = self._lookups.sweep()
         if state.expires_in_s is not None:

@@ -77,7 +77,14 @@ def builder(config: GateConfig, l1_memory_desc: Any) -> Callable[[], L2AdapterIn
 
     Raises ValueError for a type LMCache does not know or a spec it does not accept.
     """
-    cls = get_l2_adapter_config_class(config.inner_type)
+    try:
+        cls = get_l2_adapter_config_class(config.inner_type)
+    except ImportError as error:
+        # For a type that nobody registers, too: LMCache names the last module it tried.
+        raise ValueError(
+            f"inner adapter {config.inner_type!r} is unknown to this LMCache, or lacks "
+            f"what it needs ({error})"
+        ) from error
     spec = {key: value for key, value in config.inner.items() if key != "affinity_tag"}
     inner_config = cls.from_dict(spec)
     inner_config.shared = bool(spec.get("shared", False))

@@ -114,7 +114,7 @@ class GateCollector(Collector):
         read: list[tuple[Gate, Totals, AdmissionState]] = []
         for gate in gates:
             try:
-                read.append((gate, gate.ledger.totals(), gate.admission.state()))
+                read.append((gate, gate.ledger.totals(published=True), gate.admission.state()))
             except Exception:
                 gate.ledger.fault()
         try:

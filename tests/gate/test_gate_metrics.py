@@ -142,7 +142,7 @@ def test_a_gate_that_cannot_be_read_takes_nothing_else_down() -> None:
     registry = CollectorRegistry()
     broken, admission = gate(Clock())
 
-    def raises() -> None:
+    def raises(**_: object) -> None:
         raise RuntimeError("broken")
 
     broken.totals = raises  # type: ignore[assignment, method-assign]
