@@ -34,7 +34,9 @@ types: $(STAMP)  ## strict types on guard/
 	$(BIN)/mypy --strict guard
 
 bench: $(STAMP)  ## timings, as ratios within one run
-	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for script in bench/exposition.py bench/tick.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@if [ -x .lab/bin/python ]; then echo "== bench/gate_lookup.py"; .lab/bin/python bench/gate_lookup.py; \
+	else echo "== bench/gate_lookup.py needs an environment with LMCache in .lab: not measured"; fi
 
 clean:  ## remove what make made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
