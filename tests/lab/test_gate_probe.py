@@ -91,7 +91,7 @@ def await_no_parked(gate: GatedL2Adapter, limit_s: float = 20.0) -> None:
         try:
             assert probe(gate, chunks=1)["outcome"] == "done"
         except L2ReconfigureError as error:
-            assert error.status_code == 409
+            assert error.status_code == 409  # noqa: PT017
             time.sleep(0.05)
 
 
