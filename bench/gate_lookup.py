@@ -13,6 +13,7 @@ a limit is passed.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import statistics
 import sys
@@ -32,6 +33,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2000, help="lookups of each kind")
     rounds = parser.parse_args().rounds
     os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
+    os.environ.setdefault("LMCACHE_LOG_LEVEL", "WARNING")
+    logging.getLogger("kvguard.gate").setLevel(logging.ERROR)
     sys.path.insert(0, str(ROOT))
     try:
         import lmcache.v1.distributed.l2_adapters  # noqa: F401

@@ -14,25 +14,25 @@ prometheus_client this imports LMCache and the rest of `guard.gate`, nothing mor
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.reconfiguration import L2ReconfigureError
 
 from guard.gate.admission import Admission, StaleRevision
 from guard.gate.known import KnownKeys
 from guard.gate.ledger import VERSION, Ledger
 from guard.gate.lmcache_config import GateConfig, builder
+from guard.gate.lmcache_forward import ForwardingAdapter
 from guard.gate.lmcache_keys import identities
 from guard.gate.lmcache_lookups import Lookups
+from guard.gate.lmcache_parts import Parts
 from guard.gate.lmcache_probe import Prober
 from guard.gate.lmcache_transfers import Loads, Stores
 from guard.gate.metrics import collector
 from guard.gate.probe_state import ProbeRefused
-from guard.gate.safety import Bell, Faults, Keeper, logger
+from guard.gate.safety import Bell, Faults, Keeper, bells, logger
 from guard.gate.validate import InvalidWrite
 
 SCHEMA = 1
@@ -46,37 +46,7 @@ SHADOWED_TYPES = frozenset({"resp", "fs"})
 """Adapters whose submitting of a lookup never blocks."""
 
 
-def _forwarders() -> dict[str, Any]:
-    """The whole public interface of an adapter, by forwarding to the inner one: also what
-    versions of LMCache newer than this gate add to it."""
-    namespace: dict[str, Any] = {}
-    for name in dir(L2AdapterInterface):
-        if name.startswith("_"):
-            continue
-        member = inspect.getattr_static(L2AdapterInterface, name)
-        if isinstance(member, property):
-            namespace[name] = property(_getter(name))
-        elif callable(member):
-            namespace[name] = _method(name)
-    return namespace
-
-
-def _getter(name: str) -> Callable[[Any], Any]:
-    return lambda self: getattr(self._inner, name)
-
-
-def _method(name: str) -> Callable[..., Any]:
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._inner, name)(*args, **kwargs)
-
-    forward.__name__ = name
-    return forward
-
-
-_Forwarding: Any = type(L2AdapterInterface)("_Forwarding", (L2AdapterInterface,), _forwarders())
-
-
-class GatedL2Adapter(_Forwarding):  # type: ignore[misc]
+class GatedL2Adapter(ForwardingAdapter):  # type: ignore[misc]
     """An L2 adapter that counts exactly what passes to the inner one, and lets it pass or
     not. Raises ValueError on construction for a wrong configuration, and what building the
     inner adapter raises."""
@@ -95,24 +65,34 @@ class GatedL2Adapter(_Forwarding):  # type: ignore[misc]
         self._faults = Faults(self._ledger)
         self._keeper = Keeper(self._keep, self._faults, f"kvguard-gate-{config.name}"[:15])
         self._known: KnownKeys[Any] = KnownKeys(identities, on_backlog=self._keeper.wake)
+        self._bells: tuple[Bell, ...] = ()
         self._inner = self._build()
         try:
-            self._bells = _bells(self._inner)
+            self._bells = bells(self._inner)
+            self._connect(config)
         except BaseException:
             self._inner.close()
+            for bell in self._bells:
+                bell.close()
             raise
+        self._keeper.start()
+        logger.info("kvguard gate %s around %s as %s", VERSION, config.inner_type, self._shown.l2)
+
+    def _connect(self, config: GateConfig) -> None:
         store_bell, lookup_bell, load_bell = self._bells
-        common = (self._admission, self._ledger, self._known, self._faults)
-        self._lookups = Lookups(
-            self._inner,
-            lookup_bell,
-            *common,
-            clock=clock,
+        parts = Parts(
+            inner=self._inner,
+            admission=self._admission,
+            ledger=self._ledger,
+            known=self._known,
+            faults=self._faults,
+            clock=self._clock,
             wake=self._keeper.wake,
-            may_shadow=config.inner_type in SHADOWED_TYPES,
         )
-        self._loads = Loads(self._inner, load_bell, *common, self._lookups)
-        self._stores = Stores(self._inner, store_bell, *common, clock=clock)
+        may_shadow = config.inner_type in SHADOWED_TYPES
+        self._lookups = Lookups(parts, lookup_bell, may_shadow=may_shadow)
+        self._loads = Loads(parts, load_bell, self._lookups)
+        self._stores = Stores(parts, store_bell)
         self._prober = Prober(
             config.inner_type,
             config.inner,
@@ -120,11 +100,9 @@ class GatedL2Adapter(_Forwarding):  # type: ignore[misc]
             self._known,
             self._ledger,
             self._faults,
-            clock=clock,
+            clock=self._clock,
         )
         self._shown = collector().add(config.name, config.inner_type, self._ledger, self._admission)
-        self._keeper.start()
-        logger.info("kvguard gate %s around %s as %s", VERSION, config.inner_type, self._shown.l2)
 
     # Event fds
 
@@ -281,6 +259,7 @@ class GatedL2Adapter(_Forwarding):  # type: ignore[misc]
         if leased and state.lease is None:
             logger.warning("the lease ran out, admission is %s", state.settings.as_dict())
         self._known.settle()
+        self._loads.sweep()
         due = self._lookups.sweep()
         if state.expires_in_s is not None:
             left = state.expires_in_s + 0.001
@@ -346,19 +325,3 @@ class GatedL2Adapter(_Forwarding):  # type: ignore[misc]
         finally:
             for bell in self._bells:
                 bell.close()
-
-
-def _bells(inner: Any) -> tuple[Bell, Bell, Bell]:
-    made: list[Bell] = []
-    try:
-        for fd in (
-            inner.get_store_event_fd(),
-            inner.get_lookup_and_lock_event_fd(),
-            inner.get_load_event_fd(),
-        ):
-            made.append(Bell(fd))
-    except BaseException:
-        for bell in made:
-            bell.close()
-        raise
-    return made[0], made[1], made[2]

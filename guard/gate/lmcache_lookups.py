@@ -7,21 +7,22 @@ find keys and lock them, so it is remembered until it answered and its locks are
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lmcache.lmcache_native import Bitmap
 
-from guard.gate.admission import Admission
-from guard.gate.known import KnownKeys
-from guard.gate.ledger import Ledger
 from guard.gate.lmcache_keys import Keys, asked_chunks, found_chunks
-from guard.gate.safety import Bell, Faults
+from guard.gate.lmcache_parts import Parts, Tasks
+from guard.gate.safety import Bell
 
 MAX_ABANDONED = 32
+LATE_SECONDS = 60.0
+"""An answer that the host did not fetch for so long is fetched for it, or what it forgot to
+ask for (a request that it gave up after an error of its own) would be in flight for ever."""
+MAX_LATE = 256
 SWEEP_SECONDS = 0.1
 SHADOW_SWEEP_SECONDS = 0.02
 _RECENT = 64
@@ -45,39 +46,20 @@ class _Shadow:
     task: int | None = None
 
 
-class Lookups:
+class Lookups(Tasks):
     """All lookups of one gate.
 
     `may_shadow`: ask L2 one denied lookup at a time for nobody, so that demand stays known;
-    only for adapters whose submitting is known never to block. `wake` has `sweep` called.
+    only for adapters whose submitting is known never to block.
     """
 
-    def __init__(
-        self,
-        inner: Any,
-        bell: Bell,
-        admission: Admission,
-        ledger: Ledger,
-        known: KnownKeys[Any],
-        faults: Faults,
-        *,
-        clock: Callable[[], float],
-        wake: Callable[[], None],
-        may_shadow: bool,
-    ) -> None:
-        self._inner = inner
-        self._bell = bell
-        self._admission = admission
-        self._ledger = ledger
-        self._known = known
-        self._faults = faults
-        self._clock = clock
-        self._wake = wake
+    def __init__(self, parts: Parts, bell: Bell, *, may_shadow: bool) -> None:
+        super().__init__(parts, bell)
         self._may_shadow = may_shadow
-        self._own_ids = itertools.count(-1, -1)
         self._own: dict[int, int] = {}
         self._open: dict[int, _Lookup] = {}
         self._abandoned: dict[int, Keys] = {}
+        self._late: dict[int, Any] = {}
         self._found: deque[tuple[Keys, str, int]] = deque(maxlen=_RECENT)
         self._shadow: _Shadow | None = None
 
@@ -137,13 +119,19 @@ class Lookups:
         if task < 0:
             keys = self._own.pop(task, None)
             return None if keys is None else Bitmap(keys)
+        late = self._late.pop(task, None)
+        if late is not None:
+            return late
         result = self._inner.query_lookup_and_lock_result(task)
         lookup = self._open.get(task)
         if lookup is None:
             return result
         if result is None:
             return self._give_up(task, lookup)
-        del self._open[task]
+        return self._settle(task, lookup, result)
+
+    def _settle(self, task: int, lookup: _Lookup, result: Any) -> Any:
+        self._open.pop(task, None)
         try:
             return self._answer(lookup, result)
         except Exception:
@@ -164,7 +152,7 @@ class Lookups:
             return None
         # From here on the host gets its answer whatever fails: the sweep takes L2's.
         self._abandoned[task] = lookup.keys
-        del self._open[task]
+        self._open.pop(task, None)
         try:
             self._ledger.end_lookup(
                 lookup.token, answer, lookup.chunks, by_l2=False, denied_keys=count
@@ -224,6 +212,7 @@ class Lookups:
             if result is not None:
                 del self._abandoned[task]
                 self._release(keys, result)
+        self._fetch_late()
         self._sweep_shadow()
         due = self._ring_overdue()
         if self._shadow is not None:
@@ -233,6 +222,17 @@ class Lookups:
         if self._abandoned:
             due = SWEEP_SECONDS if due is None else min(due, SWEEP_SECONDS)
         return due
+
+    def _fetch_late(self) -> None:
+        now = self._clock()
+        for task, lookup in list(self._open.items()):
+            if now - lookup.started < LATE_SECONDS:
+                return  # and all that follow are younger
+            result = self._inner.query_lookup_and_lock_result(task)
+            if result is not None:
+                self._late[task] = self._settle(task, lookup, result)
+                drop_oldest(self._late, MAX_LATE)
+                self._bell.ring()
 
     def _release(self, keys: Keys, result: Any) -> None:
         found = int(result.popcount())
@@ -280,6 +280,12 @@ class Lookups:
         if deadline is None:
             return None
         return max(0.0, oldest.started + deadline - self._clock()) + 0.001
+
+
+def drop_oldest(answers: dict[int, Any], kept: int) -> None:
+    """Forget what was put in first, until `kept` are left: nobody came for it."""
+    while len(answers) > kept:
+        answers.pop(next(iter(answers)), None)
 
 
 def _layout_bytes(layout: Any) -> int:

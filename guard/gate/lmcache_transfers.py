@@ -7,26 +7,24 @@ may still write into its buffers.
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.internal_api import L2StoreResult
 
-from guard.gate.admission import Admission
-from guard.gate.known import KnownKeys
-from guard.gate.ledger import Ledger
 from guard.gate.lmcache_keys import Keys, bytes_by_rank, distinct_chunks
-from guard.gate.lmcache_lookups import Lookups
-from guard.gate.safety import Bell, Faults
+from guard.gate.lmcache_lookups import LATE_SECONDS, MAX_LATE, Lookups, drop_oldest
+from guard.gate.lmcache_parts import Parts, Tasks
+from guard.gate.safety import Bell
 
 
 @dataclass(slots=True)
 class _Load:
     token: int
+    started: float
     keys: Keys
     sizes: Sequence[int]
     bytes: int
@@ -39,29 +37,15 @@ class _Store:
     sizes: Sequence[int]
 
 
-class Loads:
+class Loads(Tasks):
     """All loads of one gate."""
 
-    def __init__(
-        self,
-        inner: Any,
-        bell: Bell,
-        admission: Admission,
-        ledger: Ledger,
-        known: KnownKeys[Any],
-        faults: Faults,
-        lookups: Lookups,
-    ) -> None:
-        self._inner = inner
-        self._bell = bell
-        self._admission = admission
-        self._ledger = ledger
-        self._known = known
-        self._faults = faults
+    def __init__(self, parts: Parts, bell: Bell, lookups: Lookups) -> None:
+        super().__init__(parts, bell)
         self._lookups = lookups
-        self._own_ids = itertools.count(-1, -1)
         self._own: dict[int, int] = {}
         self._open: dict[int, _Load] = {}
+        self._late: dict[int, Any] = {}
 
     def submit(self, keys: Keys, objects: Sequence[Any]) -> int:
         """A task id: of the adapter, or negative for a load answered as not loaded."""
@@ -74,7 +58,7 @@ class Loads:
             token = self._ledger.begin_load(total, 0 if bypassed else settings.max_loads)
             if token is None:
                 return self._refuse(keys, sizes, "bypassed" if bypassed else "declined")
-            load = _Load(token, keys, sizes, total)
+            load = _Load(token, self._clock(), keys, sizes, total)
         except Exception:
             self._faults.caught("deciding on a load")
         try:
@@ -100,6 +84,7 @@ class Loads:
             self._lookups.load_refused(keys, answer)
             # Their lookup just found them; what is recomputed now need not be stored again.
             self._known.learn(keys, sizes)
+            self._wake()
         except Exception:
             self._faults.caught("noting a refused load")
         return task
@@ -109,9 +94,28 @@ class Loads:
         if task < 0:
             keys = self._own.pop(task, None)
             return None if keys is None else Bitmap(keys)
+        late = self._late.pop(task, None)
+        if late is not None:
+            return late
         result = self._inner.query_load_result(task)
-        if result is None:
-            return None
+        if result is not None:
+            self._settle(task, result)
+        return result
+
+    def sweep(self) -> None:
+        """Fetch results that the host did not, so that no load stays in flight for ever."""
+        now = self._clock()
+        for task, load in list(self._open.items()):
+            if now - load.started < LATE_SECONDS:
+                return  # and all that follow are younger
+            result = self._inner.query_load_result(task)
+            if result is not None:
+                self._late[task] = result
+                self._settle(task, result)
+                drop_oldest(self._late, MAX_LATE)
+                self._bell.ring()
+
+    def _settle(self, task: int, result: Any) -> None:
         load = self._open.pop(task, None)
         if load is not None:
             try:
@@ -120,7 +124,6 @@ class Loads:
                 self._faults.caught("counting a load")
                 # A load that stayed in flight here would take a place for ever.
                 self._ledger.cancel_load(load.token)
-        return result
 
     def _count(self, load: _Load, result: Any) -> None:
         keys, sizes, loaded = load.keys, load.sizes, load.bytes
@@ -133,29 +136,12 @@ class Loads:
         self._known.learn(keys, sizes)
 
 
-class Stores:
+class Stores(Tasks):
     """All stores of one gate."""
 
-    def __init__(
-        self,
-        inner: Any,
-        bell: Bell,
-        admission: Admission,
-        ledger: Ledger,
-        known: KnownKeys[Any],
-        faults: Faults,
-        *,
-        clock: Callable[[], float],
-    ) -> None:
-        self._inner = inner
-        self._bell = bell
-        self._admission = admission
-        self._ledger = ledger
-        self._known = known
-        self._faults = faults
-        self._clock = clock
+    def __init__(self, parts: Parts, bell: Bell) -> None:
+        super().__init__(parts, bell)
         self._lock = threading.Lock()
-        self._own_ids = itertools.count(-1, -1)
         self._own: dict[int, Any] = {}
         self._open: dict[int, _Store] = {}
 

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from guard.gate.ledger import Ledger
 
@@ -67,6 +68,23 @@ class Bell:
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1
+
+
+def bells(inner: Any) -> tuple[Bell, Bell, Bell]:
+    """Of an adapter's store, lookup and load descriptors. Raises ValueError as Bell does."""
+    made: list[Bell] = []
+    try:
+        for fd in (
+            inner.get_store_event_fd(),
+            inner.get_lookup_and_lock_event_fd(),
+            inner.get_load_event_fd(),
+        ):
+            made.append(Bell(fd))
+    except BaseException:
+        for bell in made:
+            bell.close()
+        raise
+    return made[0], made[1], made[2]
 
 
 class Keeper:

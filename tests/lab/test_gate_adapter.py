@@ -30,6 +30,7 @@ with warnings.catch_warnings():
     )
 
     from guard.gate import lmcache as host
+    from guard.gate import lmcache_lookups, lmcache_transfers
     from guard.gate.lmcache import GatedL2Adapter
     from guard.gate.lmcache_lookups import MAX_ABANDONED
 
@@ -682,6 +683,60 @@ class TestNeverRaises:
         assert inner.store == {make_keys(1)[0]: b"odd"}
         assert h.load(make_keys(1), [Odd()]).popcount() == 1
         assert totals(gate).faults == 2
+
+
+class TestForgotten:
+    """What LMCache gave up after an error of its own, and never asks for again."""
+
+    @pytest.fixture(autouse=True)
+    def late_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(lmcache_lookups, "LATE_SECONDS", 0.05)
+        monkeypatch.setattr(lmcache_transfers, "LATE_SECONDS", 0.05)
+
+    def test_loads_take_no_place_for_ever(self, make: Make) -> None:
+        gate, inner, h = make(max_loads=2)
+        inner.store = dict.fromkeys(make_keys(8), b"z" * 64)
+        inner.instant = False
+        objects = buffers(8)
+        for n in range(2):
+            gate.submit_load_task(make_keys(2, start=2 * n), objects[2 * n : 2 * n + 2])
+        inner.finish_loads()
+        time.sleep(0.1)
+        assert h.load(make_keys(2, start=4), objects[4:6]).popcount() == 0  # declined, and so
+        eventually(lambda: totals(gate).loads_in_flight == 0)
+        assert totals(gate).sums["all"].loads == 2
+        task = gate.submit_load_task(make_keys(2, start=6), objects[6:])
+        inner.finish_loads()
+        assert h.await_load(task).popcount() == 2
+
+    def test_a_host_that_was_only_slow_still_gets_its_answers(self, make: Make) -> None:
+        gate, inner, h = make(max_loads=1)
+        keys = make_keys(2)
+        inner.store = dict.fromkeys(keys, b"z" * 64)
+        inner.instant = False
+        objects = buffers(2)
+        lookup = gate.submit_lookup_and_lock_task(keys, {})
+        load = gate.submit_load_task(keys, objects)
+        inner.answer_lookups()
+        inner.finish_loads()
+        time.sleep(0.1)
+        gate._keeper.wake()
+        eventually(lambda: totals(gate).loads_in_flight == totals(gate).lookups_in_flight == 0)
+        assert h.await_lookup(lookup).popcount() == 2
+        assert h.await_load(load).popcount() == 2
+        assert gate.query_load_result(load) is None
+        assert answers(gate) == {"hit": 1}
+
+    def test_what_is_not_done_is_left_alone(self, make: Make) -> None:
+        gate, inner, h = make()
+        inner.instant = False
+        task = gate.submit_load_task(make_keys(1), buffers(1))
+        time.sleep(0.1)
+        gate._keeper.wake()
+        time.sleep(0.1)
+        assert totals(gate).loads_in_flight == 1
+        inner.finish_loads()
+        assert h.await_load(task).popcount() == 0
 
 
 class TestClosing:

@@ -153,7 +153,7 @@ def test_it_works_while_bypassed_and_no_user_waits(gated: Gated, proxy: Throttle
         proxy.link.set_rate(None)
     last = status(gate)["probe"]["last"]
     assert last["outcome"] == "done"
-    assert last["samples"][0]["load_s"] == pytest.approx(1.0, rel=0.15)
+    assert last["samples"][0]["load_s"] > 0.9
 
 
 def test_the_budget_holds(gated: Gated, redis: Redis) -> None:
