@@ -31,7 +31,8 @@ class Busiest:
 class ForeignCpu:
     """Looks at all processes every half second, in a thread, from entering to leaving.
 
-    `share` is foreign CPU time as a fraction of the whole machine's; `busiest` names who.
+    `share` is foreign CPU time as a fraction of the whole machine's; `busiest` names who;
+    `ticks` is the time of each foreign process (pid, start time), in clock ticks.
     """
 
     def __init__(self, sessions: Iterable[Identity] = ()) -> None:
@@ -40,7 +41,7 @@ class ForeignCpu:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="foreign-cpu", daemon=True)
         self._seen: dict[Identity, ProcessInfo] = {}
-        self._ticks: dict[Identity, int] = {}
+        self.ticks: dict[Identity, int] = {}
         self._commands: dict[Identity, str] = {}
         self._begin = self._last = time.monotonic()
 
@@ -57,19 +58,20 @@ class ForeignCpu:
     @property
     def seconds(self) -> float:
         """CPU seconds of foreign processes so far."""
-        return sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK")
+        return sum(self.ticks.values()) / os.sysconf("SC_CLK_TCK")
 
     @property
     def share(self) -> float:
         elapsed = self._last - self._begin
         return self.seconds / (elapsed * (os.cpu_count() or 1)) if elapsed > 0 else 0.0
 
+    def command(self, who: Identity) -> str:
+        return self._commands.get(who, "?")
+
     def busiest(self, count: int = 3) -> list[Busiest]:
         whole = (self._last - self._begin) * (os.cpu_count() or 1) * os.sysconf("SC_CLK_TCK")
-        ranked = sorted(self._ticks.items(), key=lambda item: -item[1])[:count]
-        return [
-            Busiest(self._commands.get(who, "?"), ticks / whole) for who, ticks in ranked if ticks
-        ]
+        ranked = sorted(self.ticks.items(), key=lambda item: -item[1])[:count]
+        return [Busiest(self.command(who), ticks / whole) for who, ticks in ranked if ticks]
 
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
@@ -95,7 +97,7 @@ class ForeignCpu:
                 inherited = info.reaped_ticks - before.reaped_ticks - gone.get(info.pid, 0)
                 spent = info.own_ticks - before.own_ticks + max(0, inherited)
             if spent:
-                self._ticks[who] = self._ticks.get(who, 0) + spent
+                self.ticks[who] = self.ticks.get(who, 0) + spent
                 self._commands.setdefault(who, command_line(info.pid))
         self._seen = now
         self._last = time.monotonic()

@@ -64,6 +64,11 @@ class Guard:
         """SIGKILL."""
         self.process.kill()
 
+    def close(self) -> None:
+        """Kills it and gives up the client's connections."""
+        self.kill()
+        self._http.close()
+
     def status(self) -> dict[str, Any]:
         """GET /api/v1/status; raises httpx.HTTPError."""
         return self._get("/api/v1/status")

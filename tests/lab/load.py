@@ -158,6 +158,13 @@ class Load:
         for thread in self._threads:
             thread.join()
 
+    def stop_when_done(self, limit_s: float) -> None:
+        """Returns when the count or the time was reached, or after `limit_s`."""
+        deadline = time.monotonic() + limit_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self.stop()
+
     def send(self, prefix: int, *, tail_tokens: int | None = None) -> Request:
         """One request by itself, over a prefix of this load."""
         with self._lock:

@@ -26,7 +26,7 @@ from typing import Any
 HOST = "127.0.0.1"
 TURN_BYTES = 16 * 1024
 WIDE_BYTES = 256 * 1024  # pieces of an unlimited link: fewer turns cost less CPU
-HELD_PIECES = 64  # what one delayed direction may hold back inside the proxy
+HELD_PIECES = 512  # what one delayed direction may hold back inside the proxy
 SLACK_SECONDS = 0.002  # a link that is ahead by less does not sleep: timers are no finer
 
 
@@ -121,7 +121,7 @@ class Link:
 
     @property
     def piece_bytes(self) -> int:
-        return TURN_BYTES if self.rate > 0 else WIDE_BYTES
+        return TURN_BYTES if self.rate > 0 or self.delay > 0 else WIDE_BYTES
 
     @property
     def frozen(self) -> bool:

@@ -70,6 +70,7 @@ class Stack:
         self.gated = gated
         self.start_seconds: dict[str, float] = {}
         self._logs = logs or LAB_RUN / "logs"
+        self._guards: list[Guard] = []
         self._run = Run()
         try:
             self._lay_out(gated, lmcache, engine_connector, gate_params or {})
@@ -198,6 +199,7 @@ class Stack:
             state_directory=self._run.directory / f"state-{state}",
             log=self._logs / f"{state}.log",
         )
+        self._guards.append(guard)
         guard.start()
         return guard
 
@@ -255,9 +257,24 @@ class Stack:
             quiet = 0 if busy else quiet + 1
             time.sleep(0.2)
 
+    @property
+    def parts(self) -> tuple[Child, ...]:
+        return (self.store, self.proxy, self.cache, self.engine)
+
+    def log_tails(self) -> list[str]:
+        """The ends of all parts' logs, and which part does not run."""
+        return [
+            f"{part.name} {'runs' if part.running else 'ended'}\n{part.log_tail()}"
+            for part in self.parts
+        ]
+
     def close(self) -> None:
         self.http.close()
-        self._run.close()
+        try:
+            for guard in self._guards:
+                guard.close()
+        finally:
+            self._run.close()
 
     def _store_answers(self) -> bool:
         return self._store_says(b"PING\r\n").startswith(b"+PONG")
