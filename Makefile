@@ -4,8 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PIP_ARGS ?=
+STRICT ?=
 
-.PHONY: help install packages run test lint types bench clean
+.PHONY: help install packages run test lab-env lab-test lint types bench clean
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
@@ -26,6 +27,13 @@ run: $(STAMP)  ## start the guard; RUN_ARGS are its flags
 test: $(STAMP) packages  ## all tests but those of the real engine stack
 	$(BIN)/python -m pytest --ignore=tests/lab $(ARGS)
 
+lab-env:  ## build the engine stack (vLLM for CPUs, LMCache, Redis) in .lab
+	@tests/debian.sh redis-server=redis-server
+	@PIP_ARGS='$(PIP_ARGS)' tests/lab/build_env.sh
+
+lab-test: $(STAMP) lab-env  ## tests on the real engine stack; STRICT=1 takes every limit as written
+	STRICT='$(STRICT)' KVGUARD_BIN='$(abspath $(BIN)/kvguard)' .lab/bin/python -m pytest tests/lab $(ARGS)
+
 lint: $(STAMP)  ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -39,4 +47,4 @@ bench: $(STAMP)  ## timings, as ratios within one run
 	else echo "== bench/gate_lookup.py needs an environment with LMCache in .lab: not measured"; fi
 
 clean:  ## remove what make made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .lab .lab-pre .lab-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
