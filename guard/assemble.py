@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from guard.chronicle import JournalLike
 from guard.errors import StateDirectoryError
-from guard.estimate.estimator import Configured
+from guard.estimate.figures import Configured
 from guard.journal.state_directory import StateDirectory
-from guard.loop import JournalLike, Loop, LoopSettings
+from guard.loop import Loop, LoopSettings
 from guard.policy.breaker import PolicySettings as BreakerSettings
 from guard.policy.verdict import Limits
 from guard.settings import PolicySettings, Settings

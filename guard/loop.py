@@ -10,48 +10,31 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
 
+from guard.chronicle import Chronicle, JournalLike
 from guard.control.lmcache_mp import GateControl
 from guard.control.reconcile import Reconciler, Wanted
 from guard.errors import ControlConflict
-from guard.estimate.estimator import Configured, Estimator
-from guard.policy.breaker import BreakerState, PolicySettings, Surroundings, decide
+from guard.estimate.estimator import Estimator
+from guard.estimate.figures import Configured
+from guard.memory import Memory, StateStore
+from guard.policy.breaker import PolicySettings, Surroundings, as_in_force, decide
 from guard.policy.types import Admission, Decision, Mode, Override, OverrideMode
 from guard.readings import Snapshot
 from guard.scrape import Burst, Scraper
+from guard.sources.gate import GateStatus
 from guard.sources.http import HttpClient
 from guard.sources.lmcache_mp import has_gate
-from guard.view import View
+from guard.view import OBSERVE_ONLY, View
 
-STATE_SCHEMA = 1
 DEFAULT_TTL_SECONDS = 1800.0
 MAX_TTL_SECONDS = 86_400.0
 _TIMEOUT_OF_INTERVAL = 0.45
 _PROBE_CHUNKS = 4
 _PROBE_MAX_BYTES = 256 * 1024 * 1024
 _PROBE_DEADLINE_SECONDS = 10.0
-
-
-class JournalLike(Protocol):
-    """What the loop needs of a journal: it never raises, and remembers its last error."""
-
-    error: str | None
-
-    def write(self, kind: str, **fields: Any) -> object:
-        """Append one line."""
-
-
-class StateStore(Protocol):
-    """Where the loop's state outlives it. Neither call raises for what is on the disk."""
-
-    def load(self) -> Mapping[str, Any] | None:
-        """The last saved document, None when there is none that can be used."""
-
-    def save(self, document: Mapping[str, Any]) -> None:
-        """Replace the document atomically."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +70,14 @@ class Loop:
     ) -> None:
         self._settings = settings
         self._journal = journal
-        self._store = store
+        self._memory = Memory(store)
+        self._chronicle = Chronicle(journal)
+        recalled = self._memory.recall()
+        self._state = recalled.state
+        self._override: Override | None = recalled.override
+        self._override_revision = recalled.override_revision
+        if recalled.words is not None:
+            journal.write("state", reason=recalled.words, state=asdict(recalled.state))
         self._wall, self._monotonic, self._chance = wall, monotonic, chance
         timeout = settings.interval_seconds * _TIMEOUT_OF_INTERVAL
         self._client = HttpClient()
@@ -102,18 +92,15 @@ class Loop:
             renew_seconds=settings.renew_seconds,
             status_seconds=settings.status_seconds,
         )
+        if self._override is not None:
+            self._reconciler.own(self._override.who)
         self._estimator = Estimator(settings.estimate)
-        self._state = BreakerState()
-        self._override: Override | None = None
-        self._override_revision = 0
         self._since = float("-inf")
+        self._was_out: bool | None = None
         self._wanted: Wanted | None = None
         self._evidence_at = monotonic()
         self._lock = asyncio.Lock()
         self._decisions: Counter[tuple[str, str]] = Counter()
-        self._up: dict[str, bool] = {}
-        self._control_error: str | None = None
-        self._saved: dict[str, Any] | None = None
         self._decided_under = 0
         self._cpu_seconds = 0.0
         self._view = View(
@@ -125,12 +112,11 @@ class Loop:
             holder=None,
             admission=None,
             lease_expires_at=None,
-            override=None,
-            override_revision=0,
+            override=self._override,
+            override_revision=self._override_revision,
             snapshot=None,
             decision=None,
         )
-        self._adopt()
 
     # face ---------------------------------------------------------------------------
 
@@ -240,6 +226,7 @@ class Loop:
         await self._reconciler.refresh(burst.cache)
         now, monotonic = self._wall(), self._monotonic()
         gate = self._reconciler.status
+        self._follow_share(gate)
         snapshot = Snapshot(
             now,
             monotonic,
@@ -282,25 +269,25 @@ class Loop:
                 snapshot, self._state, self._settings.policy, around, now, self._chance
             )
             self._decided_under = self._override_revision
-        self._journal_sources(burst)
+        self._chronicle.sources(burst.sources)
+        if burst.cache is not None:
+            self._chronicle.gate(has_gate(burst.cache))
         if decision.action:
             self._decisions[decision.action, decision.reason_code] += 1
-            self._journal.write(
-                "decision",
-                action=decision.action,
-                state=decision.state,
-                cause=decision.cause,
-                mode=self._settings.mode,
-                reason_code=decision.reason_code,
-                reason=decision.reason,
-                evidence=dict(decision.evidence),
-                before={"phase": before.phase, "share": gate.share if gate else None},
-                after={
+            self._chronicle.decision(
+                decision,
+                self._settings.mode,
+                {"phase": before.phase, "share": gate.share if gate else None},
+                {
                     "phase": self._state.phase,
                     "share": decision.admission.share if decision.admission else None,
                 },
             )
         await self._act(decision, burst, around, monotonic, now)
+        gate = self._reconciler.status if burst.cache is not None else None
+        decision = as_in_force(
+            decision, snapshot, self._settings.policy, gate.share if gate else None
+        )
         self._save()
         self._show(burst, snapshot, decision, now, monotonic)
 
@@ -348,15 +335,24 @@ class Loop:
             return
         was = self._reconciler.status.share
         done = await self._reconciler.apply(
-            wanted, burst.status.max_in_flight if burst.status else None
+            wanted,
+            burst.status.prefetch_slots(self._estimator.bytes_per_load) if burst.status else None,
         )
         self._wanted = wanted
-        if done and was == 0 and wanted.admission.share > 0:
-            # What loads did before they were let back in says nothing about them now.
-            self._since = self._monotonic()
-        self._journal_control(done, was, wanted)
+        self._follow_share(self._reconciler.status)
+        self._chronicle.outcome(wanted, was, None if done else self._reconciler.error)
         if decision.probe and done and enforce:
             await self._reconciler.probe(_PROBE_CHUNKS, _PROBE_MAX_BYTES, _PROBE_DEADLINE_SECONDS)
+
+    def _follow_share(self, gate: GateStatus | None) -> None:
+        """Evidence on loads begins anew when L2 leaves the path and when it comes back,
+        whoever did it: what loads did before says nothing about them now."""
+        if gate is None:
+            return
+        out = gate.share == 0
+        if self._was_out is not None and out != self._was_out:
+            self._since = self._monotonic()
+        self._was_out = out
 
     def _must_let_go(self, around: Surroundings) -> bool:
         """A hold that was set through this guard still stands, and nobody wants it: a
@@ -391,72 +387,8 @@ class Loop:
                 "override", action="expired", who=word.who, reason=f"{word.mode} ran out"
             )
 
-    def _journal_sources(self, burst: Burst) -> None:
-        for source in burst.sources:
-            if self._up.get(source.name) != source.up:
-                self._up[source.name] = source.up
-                self._journal.write(
-                    "source",
-                    source=source.name,
-                    up=source.up,
-                    reason=source.error or f"{source.url} answers",
-                )
-
-    def _journal_control(self, done: bool, was: float, wanted: Wanted) -> None:
-        error = None if done else self._reconciler.error
-        if error != self._control_error:
-            self._control_error = error
-            if error is not None:
-                self._journal.write("control_failed", reason=error, wanted=asdict(wanted))
-            else:
-                self._journal.write("control_restored", reason="the gate does as asked again")
-        if done and was != wanted.admission.share:
-            self._journal.write(
-                "admission",
-                before=was,
-                after=wanted.admission.share,
-                holder=wanted.holder,
-                reason=wanted.reason,
-            )
-
     def _save(self) -> None:
-        document = {
-            "schema": STATE_SCHEMA,
-            "breaker": asdict(self._state),
-            "override": asdict(self._override) if self._override else None,
-            "override_revision": self._override_revision,
-        }
-        # Only what a restart must not lose is worth a write to disk.
-        volatile = ("episode_last", "episode_ticks", "episode_since", "next_probe_at")
-        key = {
-            **document,
-            "breaker": {k: v for k, v in asdict(self._state).items() if k not in volatile},
-        }
-        if self._override is not None:
-            key["breaker"] = None
-        if key != self._saved:
-            self._store.save(document)
-            self._saved = key
-
-    def _adopt(self) -> None:
-        """Take up what a guard before us with the same state directory was doing."""
-        document = self._store.load()
-        if document is None or document.get("schema") != STATE_SCHEMA:
-            return
-        try:
-            self._state = BreakerState(**document["breaker"])
-            word = document.get("override")
-            self._override = Override(**word) if word else None
-            self._override_revision = int(document.get("override_revision", 0))
-        except (KeyError, TypeError, ValueError) as error:
-            self._state, self._override = BreakerState(), None
-            self._journal.write("state", reason=f"saved state cannot be used: {error!r}")
-            return
-        if self._override is not None:
-            self._reconciler.own(self._override.who)
-        self._journal.write(
-            "state", reason=f"took up the saved state: {self._state.phase}", state=document
-        )
+        self._memory.save(self._state, self._override, self._override_revision)
 
     def _show(
         self,
@@ -467,19 +399,7 @@ class Loop:
         monotonic: float,
     ) -> None:
         gate = self._reconciler.status if burst.cache is not None else None
-        foreign = self._reconciler.foreign_holder(self._override)
-        if burst.cache is None:
-            control = "the cache does not answer"
-        elif not has_gate(burst.cache):
-            control = "observe only: no control available"
-        elif gate is None:
-            control = f"the gate's status cannot be read: {self._reconciler.error}"
-        elif foreign:
-            control = f"held by {foreign}"
-        elif self._control_error:
-            control = f"not in force: {self._control_error}"
-        else:
-            control = "gate"
+        control = self._control_words(burst)
         lease = gate.lease_expires_in_seconds if gate else None
         self._view = View(
             started_at=self._view.started_at,
@@ -501,3 +421,16 @@ class Loop:
             tick_cpu_seconds_total=self._cpu_seconds,
             journal_error=self._journal.error,
         )
+
+    def _control_words(self, burst: Burst) -> str:
+        if burst.cache is None:
+            return "the cache does not answer"
+        if not has_gate(burst.cache):
+            return OBSERVE_ONLY
+        if self._reconciler.status is None:
+            return f"the gate's status cannot be read: {self._reconciler.error}"
+        if foreign := self._reconciler.foreign_holder(self._override):
+            return f"held by {foreign}"
+        if error := self._chronicle.control_error:
+            return f"not in force: {error}"
+        return "gate"

@@ -9,6 +9,8 @@ from typing import Protocol
 from guard.policy.types import Admission, Decision, Mode, Override, OverrideMode
 from guard.readings import Snapshot
 
+OBSERVE_ONLY = "observe only: no control available"
+
 
 @dataclass(frozen=True, slots=True)
 class SourceView:

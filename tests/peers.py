@@ -37,6 +37,8 @@ class Peers:
     lease_until: float | None = None
     lease_given: float | None = None
     bandwidth: float = 250e6
+    prefetch: dict[str, Any] = field(default_factory=lambda: {"max_in_flight": 8})
+    l1_bytes: float = 1e9
     loads: int = 0
     moved: float = 0.0
     seconds: float = 0.0
@@ -48,6 +50,7 @@ class Peers:
     probe_id: int = 0
     posts: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     answer_with: bytes | None = None
+    refuse: bool = False
     port: int = 0
     server: asyncio.Server | None = None
     handlers: dict[asyncio.Task[None], asyncio.StreamWriter] = field(default_factory=dict)
@@ -115,6 +118,8 @@ class Peers:
     def _answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         if method == "POST":
             payload = json.loads(body)
+            if self.refuse:
+                return 500, b'{"error":"the plugin broke"}'
             self.posts.append((path, payload))
             return self._post(path, payload)
         if self.answer_with is not None:
@@ -125,13 +130,16 @@ class Peers:
             return 200, self._cache().encode()
         if path == "/status":
             prefetch = {
-                "max_in_flight": 8,
+                **self.prefetch,
                 "submission_queue_size": 0,
                 "pending_queue_size": 0,
                 "in_flight_request_count": 0,
                 "load_phase_count": 0,
             }
-            manager = {"prefetch_controller": prefetch}
+            manager = {
+                "prefetch_controller": prefetch,
+                "l1_managers": {"_default": {"memory_total_bytes": self.l1_bytes}},
+            }
             document = {"is_healthy": True, "chunk_size": 256, "storage_manager": manager}
             return 200, json.dumps(document).encode()
         if path == "/reconfigure/plugin/l2/status":

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guard.estimate.bandwidth import LoadSums, fit, in_flight_bound, path_bandwidth
-from guard.estimate.estimator import Configured, Estimator
+from guard.estimate.estimator import Estimator
+from guard.estimate.figures import Configured
 from guard.estimate.windows import History, Window
 from guard.readings import Figure, Missing, Reading
 from guard.sources.lmcache_mp import CacheStatus
@@ -103,6 +104,29 @@ def test_a_window_never_spans_a_reset_or_another_process() -> None:
     assert window is not None
     assert window.delta("n") == 2.0
     assert history.push(sample(12, "b", n=7.0))
+
+
+def test_no_time_between_two_samples_is_no_window() -> None:
+    history = History(frozenset({"n"}))
+    history.push(sample(5.0, n=1.0))
+    history.push(sample(5.0, n=2.0))
+    assert history.window(60) is None
+    history.push(sample(6.0, n=2.0))
+    assert history.window(60) is not None
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=60))
+def test_the_age_of_growth_is_that_of_the_last_step_up(steps: list[int]) -> None:
+    history = History(frozenset({"n"}))
+    total = 0.0
+    for t, grow in enumerate(steps):
+        total += grow
+        history.push(sample(float(t), n=total))
+    window = history.window(100)
+    assert window is not None
+    grown = [t for t, grow in enumerate(steps) if grow and t > 0]
+    expected = float(len(steps) - 1 - grown[-1]) if grown else None
+    assert window.seconds_since_growth("n") == expected
 
 
 def test_a_gauge_may_fall() -> None:
@@ -257,14 +281,18 @@ def test_a_drop_shows_in_what_is_in_flight_before_anything_completes() -> None:
     assert value(figures["in_flight_bandwidth_bound"]) < 0.9 * needed
 
 
-def test_idle_is_missing_and_not_slow() -> None:
+@pytest.mark.parametrize("seconds", [35, 60, 125])
+def test_idle_is_missing_and_not_slow(seconds: int) -> None:
+    # However much a long window remembers: a store that died a minute ago helps nobody.
     store = Store(100e6, 2)
     estimator, _ = watch(store, 20)
     store.concurrency = 0
     store.run(5.0)
-    _, figures = watch(store, 125, estimator)
-    for name in ("load_bandwidth.alone", "load_bandwidth.prompt", "load_bandwidth.recent"):
-        assert figures[name] == Missing("idle")
+    _, figures = watch(store, seconds, estimator)
+    for name in ("alone", "prompt", "recent", "path"):
+        figure = figures[f"load_bandwidth.{name}"]
+        assert isinstance(figure, Missing), name
+        assert figure.reason == "idle"
     assert figures["in_flight_bandwidth_bound"] == Missing("nothing_in_flight")
 
 
@@ -277,9 +305,25 @@ def test_a_dead_cache_leaves_nothing_but_missing() -> None:
             assert figure == Missing("cache_down"), name
 
 
+def test_thin_traffic_is_still_measured() -> None:
+    _, figures = watch(Store(100e6, 1, think=14.0), 100)
+    assert value(figures["load_bandwidth.recent"]) == pytest.approx(100e6, rel=0.1)
+    assert value(figures["load_bandwidth.alone"]) == pytest.approx(100e6, rel=0.1)
+
+
+def test_stock_loads_of_long_ago_are_no_bandwidth() -> None:
+    estimator = Estimator(Configured(prefill_rate=2000.0, kv_bytes_per_token=S))
+    for t in range(60):
+        loads = float(min(t, 20))
+        values = {"load_rate_sum_gb_per_second": 0.5 * loads, "load_rate_count": loads}
+        stock = Sample(float(t), float(t), ("cache", 1.0, None), values)
+        figures = estimator.update(None, stock, STATUS, float(t), float(t))
+    assert figures["load_bandwidth.prompt"] == Missing("idle", "the last load ended 39 s ago")
+
+
 def test_stock_lmcache_is_approximate_and_says_so() -> None:
     estimator = Estimator(Configured(prefill_rate=2000.0, kv_bytes_per_token=S))
-    for t in range(3):
+    for t in range(5):
         values = {"load_rate_sum_gb_per_second": 0.5 * t, "load_rate_count": 1.0 * t}
         stock = Sample(float(t), float(t), ("cache", 1.0, None), values)
         figures = estimator.update(None, stock, STATUS, float(t), float(t))

@@ -121,6 +121,41 @@ def test_out_when_slow_and_back_when_fast_with_reasons() -> None:
     run(scenario)
 
 
+def test_evidence_on_loads_begins_anew_when_l2_leaves_the_path() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.seconds(20)
+        view = bench.loop.view()
+        assert view.snapshot is not None
+        assert view.snapshot.value("load_bandwidth.recent")
+        await bench.loop.set_override(
+            "bypass", who="ben", reason="now", ttl_seconds=60, if_revision=None
+        )
+        await bench.seconds(2)
+        view = bench.loop.view()
+        assert view.snapshot is not None
+        for name in ("alone", "recent", "path", "prompt"):
+            figure = view.snapshot.get(f"load_bandwidth.{name}")
+            assert isinstance(figure, Missing), (name, figure)
+
+    run(scenario)
+
+
+def test_a_limit_on_loads_that_follows_their_size_is_not_written_at_every_tick() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.peers.prefetch = {"inflight_watermark": 0.5}
+        bench.peers.l1_bytes = 20 * 50_331_648.0  # ten loads of 2 048 tokens in half of it
+        await bench.seconds(15)
+        assert bench.peers.max_loads == 7
+        bench.peers.l1_bytes *= 1.1
+        await bench.seconds(15)
+        assert bench.peers.max_loads == 7
+        bench.peers.l1_bytes *= 2
+        await bench.seconds(15)
+        assert bench.peers.max_loads == 19
+
+    run(scenario)
+
+
 def test_observe_never_writes() -> None:
     async def scenario(bench: Bench) -> None:
         bench.peers.bandwidth = 12e6
@@ -268,10 +303,48 @@ def test_stock_lmcache_is_observed_only_and_says_so() -> None:
         assert view.control == "observe only: no control available"
         assert view.admission is None
         assert bench.peers.posts == []
+        told = [line for line in bench.journal.lines if line["kind"] == "control"]
+        assert [line["reason"] for line in told] == ["observe only: no control available"]
         assert view.snapshot is not None
         assert view.snapshot.get("load_bandwidth.alone") == Missing("no_gate")
 
     run(scenario, gated=False)
+
+
+def test_a_bypass_that_nothing_obeys_is_not_shown_as_one() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.seconds(5)
+        view = await bench.loop.set_override(
+            "bypass", who="ben", reason="try", ttl_seconds=60, if_revision=None
+        )
+        await bench.seconds(2)
+        for shown in (view, bench.loop.view()):
+            assert shown.decision is not None
+            assert shown.decision.state not in ("bypassed", "probing")
+            assert shown.decision.cause is None
+            assert "not in force, no gate was seen" in shown.decision.reason
+            assert "ben said bypass" in shown.decision.reason
+
+    run(scenario, gated=False)
+
+
+def test_a_bypass_that_the_gate_refuses_is_not_shown_as_one() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.seconds(5)
+        bench.peers.refuse = True
+        await bench.loop.set_override(
+            "bypass", who="ben", reason="try", ttl_seconds=60, if_revision=None
+        )
+        view = bench.loop.view()
+        assert view.decision is not None
+        assert view.decision.state not in ("bypassed", "probing")
+        assert "not in force, the gate admits 100%" in view.decision.reason
+        assert view.control.startswith("not in force")
+        bench.peers.refuse = False
+        await bench.seconds(2)
+        assert bench.loop.view().decision.state == "bypassed"
+
+    run(scenario)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>busy</html>", b'{"error":"x"}', b"a 1\nvllm:num"])

@@ -13,7 +13,8 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from guard.estimate.estimator import Configured, Estimator
+from guard.estimate.estimator import Estimator
+from guard.estimate.figures import Configured
 from guard.policy.types import CAUSES, STATES
 from guard.readings import Missing, Reading, Snapshot
 from guard.service.metrics import METRICS, MetricsPage, unlisted

@@ -159,3 +159,23 @@ def test_combine_adds_what_every_engine_gave() -> None:
     assert both.incarnation == ("a", "b")
     assert combine([]) is None
     assert combine([one]) is one
+
+
+def test_slots_are_a_setting_up_to_0_5_6_and_a_part_of_l1_from_then_on() -> None:
+    setting = {"max_in_flight": 8}
+    share = {"inflight_watermark": 0.5}
+    level_one = {"_default": {"memory_total_bytes": 800_000_000}}
+
+    def slots(prefetch: dict[str, object], size: float | None) -> tuple[float, bool] | None:
+        manager = {"prefetch_controller": prefetch, "l1_managers": level_one}
+        body = json.dumps({"storage_manager": manager}).encode()
+        found = lmcache_mp.parse_status(CACHE, body).prefetch_slots(size)
+        return None if found is None else (found.count, found.exact)
+
+    assert slots(setting, 50e6) == (8.0, True)
+    assert slots(setting, None) == (8.0, True)
+    assert slots(share, 50e6) == (8.0, False)
+    assert slots(share, 4e9) == (1.0, False)
+    assert slots(share, None) is None
+    assert slots({}, 50e6) is None
+    assert slots({"inflight_watermark": True}, 50e6) is None

@@ -15,6 +15,7 @@ from guard.addresses import peer_url
 from guard.commands.words import clock_time, status_text
 from guard.errors import ControlConflict, ControlRefused, GuardUnreachable, SettingsError
 from guard.service.status import SCHEMA
+from guard.view import OBSERVE_ONLY
 
 DEFAULT_GUARD = "http://127.0.0.1:9469"
 _TIMEOUT_SECONDS = 15.0
@@ -69,7 +70,7 @@ def set_override(guard: str, mode: str, ttl: str | None, reason: str, who: str |
     control = str(answer.get("control"))
     if control != "gate" and mode != "auto":
         print(f"kvguard: set, but not in force: {control}", file=sys.stderr)
-    return _EXIT_NO_CONTROL if control.startswith("observe only") and mode != "auto" else 0
+    return _EXIT_NO_CONTROL if control == OBSERVE_ONLY and mode != "auto" else 0
 
 
 def seconds(text: str) -> float:

@@ -14,10 +14,14 @@ from guard.control.lmcache_mp import GateControl
 from guard.errors import ControlError, SourceError
 from guard.policy.types import Admission, Override
 from guard.sources.gate import GateStatus
+from guard.sources.lmcache_mp import PrefetchSlots
 from guard.sources.samples import Sample
+from guard.view import OBSERVE_ONLY
 
 # Loads must never take all prefetch slots, or a frozen store stalls L1 hits too.
 _FREE_SLOTS = 3
+_CLOSE_ENOUGH = 0.25
+_MOST_LOADS = 4096  # the gate takes no larger one
 _PERSON = "person:"
 
 
@@ -112,14 +116,15 @@ class Reconciler:
             return Wanted(admission, f"{_PERSON}{override.who}", override.reason, left)
         return Wanted(admission, self.holder, reason, self._lease_seconds)
 
-    async def apply(self, wanted: Wanted, max_in_flight: int | None) -> bool:
-        """Write what differs, or renew. True when `wanted` is in force as far as the gate
-        said; False with `error` set otherwise."""
+    async def apply(self, wanted: Wanted, slots: PrefetchSlots | None) -> bool:
+        """Write what differs, or renew. `slots` are the cache's own, of which loads must
+        not take all. True when `wanted` is in force as far as the gate said; False with
+        `error` set otherwise."""
         status = self.status
         if status is None:
-            self.error = "observe only: no control available"
+            self.error = OBSERVE_ONLY
             return False
-        max_loads = max(1, max_in_flight - _FREE_SLOTS) if max_in_flight else None
+        max_loads = _max_loads(slots, status.max_loads)
         same = (
             status.share == wanted.admission.share
             and status.min_chunks == wanted.admission.min_chunks
@@ -171,3 +176,13 @@ class Reconciler:
         self.requests["probe"] += 1
         self._must_read = True
         return True
+
+
+def _max_loads(slots: PrefetchSlots | None, now: int) -> int | None:
+    """How many loads to allow; None to leave it. A limit that follows the loads' size is
+    only moved when it is well off, or it would be written at every tick."""
+    if slots is None:
+        return None
+    wanted = min(max(1, int(slots.count) - _FREE_SLOTS), _MOST_LOADS)
+    close = not slots.exact and abs(wanted - now) <= _CLOSE_ENOUGH * now
+    return now if close else wanted

@@ -38,6 +38,16 @@ class Window:
         first, last = self.samples[0].values.get(name), self.samples[-1].values.get(name)
         return None if first is None or last is None else last - first
 
+    def seconds_since_growth(self, name: str) -> float | None:
+        """Since the sample in which the counter last grew; None when it did not grow in
+        the window, or is not there at its end."""
+        newest = self.samples[-1]
+        last = newest.values.get(name)
+        for later, sample in zip(self.samples[:0:-1], self.samples[-2::-1], strict=True):
+            if sample.values.get(name) != last:
+                return newest.monotonic - later.monotonic
+        return None
+
     def mean(self, name: str) -> float | None:
         """Mean of a gauge over the samples that have it; None when none has."""
         values = [s.values[name] for s in self.samples if name in s.values]
@@ -77,7 +87,7 @@ class History:
 
     def window(self, seconds: float, since: float = float("-inf")) -> Window | None:
         """The last `seconds`, but nothing before `since` (monotonic); None with fewer
-        than two samples."""
+        than two samples, or when no time lies between them."""
         if len(self._samples) < 2:
             return None
         start = max(self._samples[-1].monotonic - seconds, since) - _EDGE_SECONDS
@@ -86,7 +96,7 @@ class History:
             if sample.monotonic < start:
                 break
             chosen.append(sample)
-        if len(chosen) < 2:
+        if len(chosen) < 2 or chosen[0].monotonic <= chosen[-1].monotonic:
             return None
         chosen.reverse()
         return Window(chosen)

@@ -107,6 +107,26 @@ def decide(
     return _closed(snapshot, state, verdict, settings, around, now)
 
 
+def as_in_force(
+    decision: Decision, snapshot: Snapshot, settings: PolicySettings, share: float | None
+) -> Decision:
+    """The decision as it may be shown: L2 counts as out of the path only when the gate
+    says so. `share` is the one in force, None where there is no gate or it was not seen;
+    a bypass that did not come about is shown as what L2 does meanwhile."""
+    wanted = decision.admission.share if decision.admission else None
+    out = decision.state in ("bypassed", "probing")
+    if not out or (share is not None and share <= (0.0 if wanted is None else wanted)):
+        return decision
+    verdict = judge(snapshot, settings.limits)
+    unseen = "no gate was seen" if share is None else f"the gate admits {share:.0%}"
+    return replace(
+        decision,
+        state=_shown(verdict),
+        cause=_cause(verdict),
+        reason=f"not in force, {unseen}: {decision.reason}; {verdict.words}",
+    )
+
+
 def _decision(
     shown: State,
     cause: Cause | None,

@@ -58,6 +58,16 @@ def has_gate(sample: Sample) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefetchSlots:
+    """How many lookups and loads LMCache lets run at once. `exact` up to 0.5.6, where it
+    is a setting; from 0.5.7 on it is what fits into a part of L1, so it is about so many
+    and changes with the size of the loads."""
+
+    count: float
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CacheStatus:
     """The queue side of LMCache's `/status`, counted in lookups (requests), and what the
     L1 holds. A field that the version does not give is None."""
@@ -70,6 +80,17 @@ class CacheStatus:
     load_phase_count: int | None
     is_healthy: bool | None
     bytes_per_object: float | None
+    prefetch_budget_bytes: float | None = None
+
+    def prefetch_slots(self, bytes_per_load: float | None) -> PrefetchSlots | None:
+        """How many may run at once; None where neither a limit in requests nor one in
+        bytes (and the mean size of a load) is known."""
+        if self.max_in_flight is not None:
+            return PrefetchSlots(float(self.max_in_flight), exact=True)
+        if not self.prefetch_budget_bytes or not bytes_per_load:
+            return None
+        # A lone request runs whatever its size.
+        return PrefetchSlots(max(1.0, self.prefetch_budget_bytes / bytes_per_load), exact=False)
 
 
 def parse_status(url: str, body: bytes) -> CacheStatus:
@@ -85,6 +106,10 @@ def parse_status(url: str, body: bytes) -> CacheStatus:
     level_one = (manager.get("l1_managers") or {}).get("_default") or {}
     objects, used = level_one.get("total_object_count"), level_one.get("memory_used_bytes")
     healthy = document.get("is_healthy")
+    # 0.5.7: new requests wait while those in flight stage more than this part of L1.
+    watermark = _number(prefetch, "inflight_watermark")
+    capacity = _number(level_one, "memory_total_bytes")
+    budget = watermark * capacity if watermark is not None and capacity is not None else None
     return CacheStatus(
         chunk_size_tokens=_count(document, "chunk_size"),
         max_in_flight=_count(prefetch, "max_in_flight"),
@@ -94,7 +119,13 @@ def parse_status(url: str, body: bytes) -> CacheStatus:
         load_phase_count=_count(prefetch, "load_phase_count"),
         is_healthy=healthy if isinstance(healthy, bool) else None,
         bytes_per_object=used / objects if objects and used else None,
+        prefetch_budget_bytes=budget,
     )
+
+
+def _number(document: dict[str, Any], key: str) -> float | None:
+    value = document.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _count(document: dict[str, Any], key: str) -> int | None:
