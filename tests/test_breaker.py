@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from guard.policy.breaker import (
     BreakerState,
@@ -14,6 +16,7 @@ from guard.policy.breaker import (
     judge_probe,
 )
 from guard.policy.types import Decision, Override
+from guard.policy.verdict import judge
 from guard.readings import Figure, Missing, Reading, Snapshot
 from guard.sources.gate import ProbeResult, ProbeSample
 
@@ -49,6 +52,8 @@ def figures(**given: float) -> dict[str, Figure]:
 FAST = figures(alone=250e6, recent=240e6)
 SLOW = figures(recent=12e6)
 IDLE = figures()
+BOUND = figures(alone=540e6, recent=500e6, bound=27e6)
+CROWDED = figures(alone=250e6, recent=240e6, rho=1.4, backlog=9, growth=1)
 
 
 @dataclass
@@ -140,6 +145,25 @@ def test_one_slow_tick_is_not_enough_but_a_flicker_is_one_episode() -> None:
         run.tick(SLOW)
         run.tick(FAST)
     assert run.actions() == ["bypass"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    seen=st.lists(st.sampled_from([FAST, SLOW, IDLE, BOUND, CROWDED]), max_size=60),
+    mode=st.sampled_from(["enforce", "observe"]),
+    held_in=st.booleans(),
+)
+def test_no_action_rests_on_figures_that_speak_against_it(seen, mode, held_in) -> None:
+    word = Override("admit", "ana", "a test", 0.0, 1e9, 1) if held_in else None
+    run = Run(Surroundings(mode, override=word))
+    for what in seen:
+        decision = run.tick(what)
+        judged = judge(Snapshot(run.now, run.now, what), SETTINGS.limits)
+        if decision.action in ("bypass", "would_bypass"):
+            assert judged.kind in ("slow", "overloaded")
+            assert judged.words in decision.reason
+        if decision.action in ("shed", "would_shed"):
+            assert judged.kind == "overloaded"
 
 
 def test_observe_tells_once_and_does_not_act() -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from guard.policy.types import Admission, Cause, Decision, Mode, Override, State
-from guard.policy.verdict import Limits, Verdict, judge
+from guard.policy.verdict import Kind, Limits, Verdict, judge
 from guard.readings import Snapshot
 from guard.sources.gate import ProbeResult
 
@@ -174,9 +174,13 @@ def _follow_episode(state: BreakerState, verdict: Verdict, now: float) -> Breake
     return state
 
 
-def _confirmed(state: BreakerState, kind: str, settings: PolicySettings, now: float) -> bool:
+def _confirmed(
+    state: BreakerState, verdict: Verdict, kind: Kind, settings: PolicySettings, now: float
+) -> bool:
+    """Whether `verdict` is the one that settles it: a tick that itself says `kind`, as the
+    episode does, so that an action never rests on figures that speak against it."""
     return (
-        state.episode_kind == kind
+        verdict.kind == state.episode_kind == kind
         and state.episode_ticks >= _MIN_EPISODE_TICKS
         and now - state.episode_since >= settings.confirm_seconds
     )
@@ -204,7 +208,7 @@ def _overridden(
     if override.mode == "bypass":
         return _decision("bypassed", "manual", Admission(0.0), None, "override", said), fresh
     action = None
-    if _confirmed(state, "slow", settings, now) and not state.episode_told:
+    if _confirmed(state, verdict, "slow", settings, now) and not state.episode_told:
         action, fresh = "would_bypass", replace(fresh, episode_told=True)
     return (
         _decision(
@@ -242,7 +246,7 @@ def _closed(
     acting = around.mode == "enforce" and around.can_control
     if state.trips and now - state.since > settings.dwell_max_seconds and not state.episode_kind:
         state = replace(state, trips=state.trips - 1, since=now)
-    if _confirmed(state, "slow", settings, now):
+    if _confirmed(state, verdict, "slow", settings, now):
         if acting:
             opened = _open_state(state, settings, now)
             return _decision(
@@ -256,7 +260,7 @@ def _closed(
     code: str = verdict.kind
     share, words = state.share, verdict.words
     rho = snapshot.value("load_utilization.max")
-    if _confirmed(state, "overloaded", settings, now) and rho and not state.episode_told:
+    if _confirmed(state, verdict, "overloaded", settings, now) and rho and not state.episode_told:
         share = max(_MIN_SHARE, min(1.0, _SHED_TARGET / max(rho, settings.limits.overload_trip)))
         action = "shed" if acting else "would_shed"
         words = f"{verdict.words}; admitting {share:.0%} of lookups"
