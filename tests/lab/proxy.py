@@ -8,6 +8,15 @@ fairly. `busy_seconds` tells a rate only while a rate is set: an unlimited link 
 wait. The delay is added to what the target sends (an answer comes that much later; it
 costs no bandwidth). Frozen means that connections stay open and nothing passes.
 
+What breaks, beside the link:
+- some connections can stall (the oldest ones): they stay open for both ends and nothing
+  of theirs passes, while all others, new ones too, are served;
+- the port can be closed (new connections are refused, the old ones are cut) or a black
+  hole (a SYN is never answered; what happens to old connections is up to the caller);
+- the answers to one Redis command can be late while all others are not. Only the first
+  bytes of what a client sends are looked at, so this needs a client that waits for each
+  answer before it sends the next command, as LMCache's `resp` adapter does.
+
 `ProxyControl` is the Python side of the control port: one JSON object a line each way.
 Standard library only.
 """
@@ -16,10 +25,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,6 +39,12 @@ TURN_BYTES = 16 * 1024
 WIDE_BYTES = 256 * 1024  # pieces of an unlimited link: fewer turns cost less CPU
 HELD_PIECES = 512  # what one delayed direction may hold back inside the proxy
 SLACK_SECONDS = 0.002  # a link that is ahead by less does not sleep: timers are no finer
+FILLERS = 16  # more connections than a listening queue of length 0 ever takes
+FILLED_AFTER_SECONDS = 0.2  # a connect on this machine that takes longer has met a full queue
+
+OPEN, CLOSED, BLACK_HOLE = "open", "closed", "black_hole"
+
+_COMMAND = re.compile(rb"\*\d+\r\n\$\d+\r\n([A-Za-z]+)\r\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +54,8 @@ class Counters:
     `monotonic` is CLOCK_MONOTONIC in seconds, which all processes of a machine share.
     `up_bytes` went to the target, `down_bytes` came from it. `busy_seconds` is the time
     in which at least one byte was waiting for the link or passing it, so that
-    Δ(up + down) / Δbusy is the rate the link really gave.
+    Δ(up + down) / Δbusy is the rate the link really gave. `command_delays` are added
+    seconds by command name, `port` is open, closed or black_hole.
     """
 
     monotonic: float
@@ -48,6 +66,9 @@ class Counters:
     delay: float
     frozen: bool
     connections: int
+    stalled: int
+    port: str
+    command_delays: dict[str, float]
 
     @property
     def total_bytes(self) -> int:
@@ -85,6 +106,34 @@ class ProxyControl:
     def drop(self) -> Counters:
         """Cuts every connection there is; new ones are served as before."""
         return self._call({"drop": True})
+
+    def stall(self, count: int | None = None) -> Counters:
+        """The `count` oldest connections pass nothing any more; None: all there are now.
+
+        Those to come are served. An end that gives up its connection is told so to the
+        other only after `resume()`.
+        """
+        return self._call({"stall": -1 if count is None else count})
+
+    def resume(self) -> Counters:
+        """What stalled passes again, beginning with what was held back."""
+        return self._call({"stall": 0})
+
+    def close_port(self) -> Counters:
+        """Cuts every connection there is and refuses new ones."""
+        return self._call({"port": CLOSED})
+
+    def black_hole(self) -> Counters:
+        """New connections are never answered; those there are stay as they are."""
+        return self._call({"port": BLACK_HOLE})
+
+    def open_port(self) -> Counters:
+        """Takes new connections, those that still try included."""
+        return self._call({"port": OPEN})
+
+    def set_command_delays(self, seconds: Mapping[str, float]) -> Counters:
+        """Answers to these Redis commands come so much later; all others in time."""
+        return self._call({"command_delays": dict(seconds)})
 
     def counters(self) -> Counters:
         return self._call({})
@@ -178,11 +227,112 @@ class Link:
                 return
 
 
+class Port:
+    """The listening side: open, closed or a black hole, and back again.
+
+    A black hole is a listening socket whose queue is full and that nobody accepts from:
+    the kernel then drops every further SYN, and a client stays in SYN_SENT.
+    """
+
+    def __init__(self, number: int, serve: Any) -> None:
+        self._number = number
+        self._serve = serve
+        self._socket: socket.socket | None = None
+        self._server: asyncio.Server | None = None
+        self._fillers: list[socket.socket] = []
+        self.state = CLOSED
+
+    async def set(self, state: str) -> None:
+        if state not in (OPEN, CLOSED, BLACK_HOLE):
+            raise ValueError(f"a port cannot be {state!r}")
+        if state == self.state:
+            return
+        if self.state == CLOSED:
+            await self._open()
+        if state == CLOSED:
+            self._close()
+        elif state == BLACK_HOLE:
+            await self._fill()
+        else:
+            await self._open()
+        self.state = state
+
+    async def _open(self) -> None:
+        if self._socket is None:
+            self._socket = socket.socket()
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((HOST, self._number))
+            self._socket.setblocking(False)
+        if self._server is None:
+            # asyncio closes the socket it was given; a duplicate keeps the port ours.
+            self._server = await asyncio.start_server(
+                self._serve, sock=self._socket.dup(), limit=WIDE_BYTES
+            )
+        self._empty()
+
+    def _close(self) -> None:
+        self._stop()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._empty()
+
+    def _stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _empty(self) -> None:
+        for filler in self._fillers:
+            filler.close()
+        self._fillers.clear()
+
+    async def _fill(self) -> None:
+        self._stop()
+        assert self._socket is not None
+        self._socket.listen(0)
+        loop = asyncio.get_running_loop()
+        for _ in range(FILLERS):
+            filler = socket.socket()
+            filler.setblocking(False)
+            try:
+                await asyncio.wait_for(
+                    loop.sock_connect(filler, (HOST, self._number)), FILLED_AFTER_SECONDS
+                )
+            except TimeoutError:
+                filler.close()
+                return
+            self._fillers.append(filler)
+        raise RuntimeError(f"{FILLERS} connections did not fill the listening queue")
+
+
+class Connection:
+    """A client's connection and its own to the target."""
+
+    def __init__(self, client: asyncio.StreamWriter, target: asyncio.StreamWriter) -> None:
+        self.ends = (client, target)
+        self.running = asyncio.Event()
+        self.running.set()
+        self.command = ""
+
+    def sent(self, data: bytes) -> None:
+        """Notes the command that a client's bytes begin with, if they do."""
+        if found := _COMMAND.match(data):
+            self.command = found.group(1).decode().upper()
+
+    def cut(self) -> None:
+        self.running.set()  # or what it holds back would keep it for ever
+        for end in self.ends:
+            end.transport.abort()
+
+
 class Proxy:
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, listen_port: int, target_port: int) -> None:
+        self.port = Port(listen_port, self.serve_client)
         self._target_port = target_port
         self._link = Link()
-        self._connections: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
+        self._command_delays: dict[str, float] = {}
+        self._connections: dict[Connection, None] = {}  # in the order in which they came
 
     async def serve_client(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -194,13 +344,13 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
-        pair = (writer, target_writer)
-        self._connections.add(pair)
-        for end in pair:
+        connection = Connection(writer, target_writer)
+        self._connections[connection] = None
+        for end in connection.ends:
             end.transport.set_write_buffer_limits(high=WIDE_BYTES)
         directions = [
-            asyncio.create_task(self._direction(reader, target_writer, down=False)),
-            asyncio.create_task(self._direction(target_reader, writer, down=True)),
+            asyncio.create_task(self._direction(connection, reader, target_writer, down=False)),
+            asyncio.create_task(self._direction(connection, target_reader, writer, down=True)),
         ]
         try:
             await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
@@ -208,19 +358,29 @@ class Proxy:
             for direction in directions:
                 direction.cancel()
             await asyncio.gather(*directions, return_exceptions=True)
-            self._connections.discard(pair)
-            for end in pair:
+            self._connections.pop(connection, None)
+            for end in connection.ends:
                 end.close()
 
     async def _direction(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, down: bool
+        self,
+        connection: Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        down: bool,
     ) -> None:
         """Ends when the sender has ended and all was forwarded, or when either end broke."""
         held: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(HELD_PIECES)
 
         async def receive() -> None:
             while data := await reader.read(self._link.piece_bytes):
-                delay = self._link.delay if down else 0.0
+                delay = 0.0
+                if down:
+                    late = self._command_delays.get(connection.command, 0.0)
+                    delay = self._link.delay + late
+                else:
+                    connection.sent(data)
                 await held.put((time.monotonic() + delay, data))
             await held.put((0.0, b""))
 
@@ -232,6 +392,7 @@ class Proxy:
                 ahead = due - time.monotonic()
                 if ahead > 0:
                     await asyncio.sleep(ahead)
+                await connection.running.wait()
                 await self._link.carry(len(data), down)
                 writer.write(data)
                 await writer.drain()
@@ -246,9 +407,9 @@ class Proxy:
         try:
             while line := await reader.readline():
                 try:
-                    self._apply(json.loads(line))
+                    await self._apply(json.loads(line))
                     answer: dict[str, Any] = asdict(self.counters())
-                except (ValueError, TypeError, KeyError) as error:
+                except (ValueError, TypeError, KeyError, RuntimeError, OSError) as error:
                     answer = {"error": f"{type(error).__name__}: {error}"}
                 writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
@@ -257,22 +418,35 @@ class Proxy:
         finally:
             writer.close()
 
-    def _apply(self, request: dict[str, Any]) -> None:
-        unknown = set(request) - {"rate", "delay", "frozen", "drop"}
-        if unknown:
+    async def _apply(self, request: dict[str, Any]) -> None:
+        known = {"rate", "delay", "frozen", "drop", "stall", "port", "command_delays"}
+        if unknown := set(request) - known:
             raise ValueError(f"unknown {sorted(unknown)}")
         for name in ("rate", "delay"):
             if name in request:
-                value = float(request[name])
-                if not 0 <= value < float("inf"):
-                    raise ValueError(f"{name} must be a finite number, 0 or more")
-                setattr(self._link, name, value)
+                setattr(self._link, name, _not_negative(name, request[name]))
+        if "command_delays" in request:
+            self._command_delays = {
+                name.upper(): _not_negative(name, seconds)
+                for name, seconds in request["command_delays"].items()
+            }
         if "frozen" in request:
             self._link.set_frozen(bool(request["frozen"]))
-        if request.get("drop"):
-            for pair in list(self._connections):
-                for end in pair:
-                    end.transport.abort()
+        if "stall" in request:
+            self._stall(int(request["stall"]))
+        if "port" in request:
+            await self.port.set(request["port"])
+        if request.get("drop") or request.get("port") == CLOSED:
+            for connection in list(self._connections):
+                connection.cut()
+
+    def _stall(self, count: int) -> None:
+        """The `count` oldest connections, all when negative, and none when 0."""
+        for place, connection in enumerate(self._connections):
+            if count == 0:
+                connection.running.set()
+            elif count < 0 or place < count:
+                connection.running.clear()
 
     def counters(self) -> Counters:
         link = self._link
@@ -285,18 +459,28 @@ class Proxy:
             delay=link.delay,
             frozen=link.frozen,
             connections=len(self._connections),
+            stalled=sum(not each.running.is_set() for each in self._connections),
+            port=self.port.state,
+            command_delays=self._command_delays,
         )
+
+
+def _not_negative(name: str, value: Any) -> float:
+    number = float(value)
+    if not 0 <= number < float("inf"):
+        raise ValueError(f"{name} must be a finite number, 0 or more")
+    return number
 
 
 async def run(listen_port: int, target_port: int, control_port: int) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    proxy = Proxy(target_port)
-    data = await asyncio.start_server(proxy.serve_client, HOST, listen_port, limit=WIDE_BYTES)
+    proxy = Proxy(listen_port, target_port)
+    await proxy.port.set(OPEN)
     control = await asyncio.start_server(proxy.serve_control, HOST, control_port)
     await ended.wait()
-    data.close()
+    await proxy.port.set(CLOSED)
     control.close()
 
 

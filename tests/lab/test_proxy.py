@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import socketserver
 import sys
@@ -20,12 +21,12 @@ MEGABYTE = 1_000_000
 
 
 class Source(socketserver.StreamRequestHandler):
-    """Answers a line 'N' with N bytes; a line that begins with '#' with nothing."""
+    """Answers a line 'N' with N bytes; any other line with nothing."""
 
     def handle(self) -> None:
         try:
             for line in self.rfile:
-                if not line.startswith(b"#"):
+                if line.strip().isdigit():
                     self.wfile.write(bytes(int(line)))
         except OSError:
             return  # cut by the proxy, as the tests want
@@ -46,6 +47,16 @@ class Wire:
 
     def connect(self) -> socket.socket:
         return socket.create_connection((HOST, self.port), timeout=20)
+
+    def connect_state(self) -> str:
+        """What the kernel says of a connect that has had half a second."""
+        with socket.socket() as client:
+            client.setblocking(False)
+            error = client.connect_ex((HOST, self.port))
+            assert error == errno.EINPROGRESS, error
+            time.sleep(0.5)
+            state = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        return {1: "ESTABLISHED", 2: "SYN_SENT", 7: "CLOSE"}[state]
 
     def fetch(self, count: int) -> float:
         """Seconds until `count` bytes came over a connection of its own."""
@@ -183,6 +194,122 @@ def test_drop_cuts_what_there_is_and_serves_the_next(wire: Wire) -> None:
     assert wire.fetch(10) < 1
 
 
+def test_stalled_connections_stay_and_pass_nothing_while_others_are_served(wire: Wire) -> None:
+    with wire.connect() as first, wire.connect() as second:
+        for connection in (first, second):
+            connection.sendall(b"10\n")
+            receive(connection, 10)
+        assert wire.control.stall(1).stalled == 1
+        first.sendall(b"10\n")
+        second.sendall(b"10\n")
+        receive(second, 10)
+        assert wire.fetch(10) < 1
+        first.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            first.recv(1)
+        assert wire.control.resume().stalled == 0
+        first.settimeout(5)
+        receive(first, 10)
+
+
+def test_half_open_is_told_to_no_client_and_new_connections_work(wire: Wire) -> None:
+    with wire.connect() as old:
+        old.sendall(b"10\n")
+        receive(old, 10)
+        wire.control.stall()
+        old.sendall(b"10\n")
+        old.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            old.recv(1)
+        assert wire.fetch(10) < 1
+        assert wire.control.counters().stalled == 1
+    wire.control.resume()
+    deadline = time.monotonic() + 5
+    while wire.control.counters().connections:
+        assert time.monotonic() < deadline, "a connection whose client is gone was kept"
+
+
+def test_a_stalled_connection_can_be_cut(wire: Wire) -> None:
+    with wire.connect() as connection:
+        connection.sendall(b"10\n")
+        receive(connection, 10)
+        wire.control.stall()
+        connection.sendall(b"10\n")
+        wire.control.drop()
+        with pytest.raises(ConnectionError):
+            receive(connection, 1)
+    deadline = time.monotonic() + 5
+    while wire.control.counters().connections:
+        assert time.monotonic() < deadline, "a connection that was cut is still counted"
+
+
+def test_a_closed_port_refuses_and_cuts_and_opens_again(wire: Wire) -> None:
+    with wire.connect() as connection:
+        connection.sendall(b"10\n")
+        receive(connection, 10)
+        assert wire.control.close_port().port == "closed"
+        with pytest.raises(ConnectionError):
+            receive(connection, 1)
+    with pytest.raises(ConnectionRefusedError):
+        wire.connect()
+    assert wire.control.open_port().port == "open"
+    assert wire.fetch(10) < 1
+
+
+def test_a_black_hole_answers_no_syn_and_keeps_what_there_is(wire: Wire) -> None:
+    with wire.connect() as old:
+        old.sendall(b"10\n")
+        receive(old, 10)
+        assert wire.control.black_hole().port == "black_hole"
+        old.sendall(b"10\n")
+        receive(old, 10)
+        assert wire.connect_state() == "SYN_SENT"
+        assert wire.connect_state() == "SYN_SENT"
+        with pytest.raises(TimeoutError):
+            socket.create_connection((HOST, wire.port), timeout=1.5)
+        wire.control.open_port()
+        assert wire.connect_state() == "ESTABLISHED"
+        assert wire.fetch(10) < 1
+
+
+def test_a_connect_into_a_black_hole_succeeds_once_the_port_opens(wire: Wire) -> None:
+    wire.control.black_hole()
+    with socket.socket() as client:
+        client.settimeout(10)
+        threading.Timer(0.5, wire.control.open_port).start()
+        client.connect((HOST, wire.port))  # the kernel sends the SYN again after 1 s
+        client.sendall(b"10\n")
+        receive(client, 10)
+
+
+@pytest.mark.parametrize("between", ["black_hole", "close_port"])
+def test_a_port_goes_from_any_state_to_any(wire: Wire, between: str) -> None:
+    for operation in ("black_hole", "close_port", "open_port"):
+        getattr(wire.control, between)()
+        getattr(wire.control, operation)()
+    assert wire.fetch(10) < 1
+
+
+def command(name: str, count: int) -> bytes:
+    """A Redis command of that name, which the source answers with `count` bytes."""
+    return f"*2\r\n${len(name)}\r\n{name}\r\n$1\r\n{count}\n".encode()
+
+
+def test_answers_of_one_command_are_late_and_no_others(wire: Wire) -> None:
+    wire.control.set_command_delays({"exists": 0.4})
+    with wire.connect() as connection:
+        for name, least in (("EXISTS", 0.4), ("GET", 0.0), ("exists", 0.4), ("SET", 0.0)):
+            begin = time.monotonic()
+            connection.sendall(command(name, 4))
+            receive(connection, 4)
+            assert least <= time.monotonic() - begin < least + 0.2, name
+        assert wire.control.set_command_delays({}).command_delays == {}
+        begin = time.monotonic()
+        connection.sendall(command("EXISTS", 4))
+        receive(connection, 4)
+        assert time.monotonic() - begin < 0.2
+
+
 def test_a_dead_target_closes_the_connection(wire: Wire, tmp_path: Path) -> None:
     listen, nobody, control = free_ports(3)
     script = str(Path(__file__).with_name("proxy.py"))
@@ -205,4 +332,6 @@ def test_what_cannot_be_is_refused(wire: Wire) -> None:
     for rate in (-1.0, float("inf"), float("nan")):
         with pytest.raises(RuntimeError, match="refused"):
             wire.control.set_rate(rate)
+    with pytest.raises(RuntimeError, match="refused"):
+        wire.control.set_command_delays({"GET": -1})
     assert wire.control.counters().rate == 0
