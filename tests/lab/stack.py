@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 
 from .guard_handle import Guard
-from .model import write_model
+from .model import ELEMENT_TYPE, write_model
 from .processes import HOST, Child, LabError, Run, free_ports
 from .proxy import ProxyControl
 
@@ -130,7 +130,8 @@ class Stack:
         self.engine = self._child(
             "vllm",
             *(_program("vllm"), "serve", self.model, "--host", HOST, "--port", engine),
-            *("--load-format", "dummy", "--enforce-eager", "--max-model-len", "8192"),
+            *("--load-format", "dummy", "--dtype", ELEMENT_TYPE, "--enforce-eager"),
+            *("--max-model-len", "8192"),
             *("--served-model-name", MODEL_NAME, "--no-enable-prefix-caching"),
             "--enable-prompt-tokens-details",
             *(("--kv-transfer-config", json.dumps(connector)) if engine_connector else ()),
