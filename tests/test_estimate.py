@@ -13,7 +13,8 @@ from guard.estimate.bandwidth import LoadSums, fit, in_flight_bound, path_bandwi
 from guard.estimate.estimator import Estimator
 from guard.estimate.figures import Configured
 from guard.estimate.windows import History, Window
-from guard.readings import Figure, Missing, Reading
+from guard.policy.verdict import Limits, judge
+from guard.readings import Figure, Missing, Reading, Snapshot
 from guard.sources.lmcache_mp import CacheStatus
 from guard.sources.samples import Sample
 
@@ -279,6 +280,44 @@ def test_a_drop_shows_in_what_is_in_flight_before_anything_completes() -> None:
     store.rate = 0.0  # frozen
     _, figures = watch(store, 5, estimator)
     assert value(figures["in_flight_bandwidth_bound"]) < 0.9 * needed
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 4])
+@pytest.mark.parametrize(("ratio", "begun"), [(0.1, 6), (0.3, 10), (0.6, 14)])
+def test_a_slow_store_shows_within_seconds_and_for_good_while_loads_still_complete(
+    ratio: float, begun: int, concurrency: int
+) -> None:
+    """A completion now and then must not hide it: the decision needs a run of ticks."""
+    needed = S * 2000
+    store = Store(250e6, concurrency, think=0.3)
+    estimator, _ = watch(store, 30)
+    store.rate = ratio * needed
+    slow_at: list[int] = []
+    completed = len(store.done["all"])
+    for second in range(1, 31):
+        _, figures = watch(store, 1, estimator)
+        if judge(Snapshot(store.now, store.now, figures), Limits()).kind == "slow":
+            slow_at.append(second)
+    assert len(store.done["all"]) > completed
+    # The nearer to break-even, and the more in flight, the longer it takes to tell.
+    assert slow_at[0] <= begun
+    late = [second for second in range(begun + 4, 31) if second not in slow_at]
+    assert len(late) <= 4, slow_at
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 4])
+@pytest.mark.parametrize("think", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("rate", [12e6, 50e6, 250e6])
+def test_what_is_in_flight_never_shows_less_than_the_path_carries(
+    rate: float, think: float, concurrency: int
+) -> None:
+    store = Store(rate, concurrency, think=think)
+    estimator = Estimator(Configured(prefill_rate=2000.0))
+    for _ in range(60):
+        _, figures = watch(store, 1, estimator)
+        bound = figures["in_flight_bandwidth_bound"]
+        if isinstance(bound, Reading):
+            assert bound.value >= 0.98 * rate
 
 
 @pytest.mark.parametrize("seconds", [35, 60, 125])

@@ -116,3 +116,21 @@ def in_flight_bound(
     if elapsed < min_seconds or in_flight_bytes <= 0:
         return None
     return in_flight_bytes / elapsed
+
+
+def window_bound(window: Window, fixed_seconds: float, min_seconds: float) -> float | None:
+    """An upper bound of the path's bandwidth over a window: whatever moved in it belongs
+    to loads that completed in it or are in flight at its end.
+
+    Unlike the bound since the last completion it does not begin anew with each, so it
+    holds while a slow path still completes a load now and then. Each load's fixed cost is
+    taken off the busy time, which keeps it on the safe side. None where less than
+    `min_seconds` are left, and where loads failed, since what they moved is not known.
+    """
+    moved, busy = window.delta("gate.all.bytes"), window.delta("gate.busy_seconds")
+    loads, failures = window.delta("gate.all.loads"), window.delta("gate.load_failures")
+    in_flight = window.samples[-1].values.get("gate.in_flight_bytes")
+    if moved is None or busy is None or loads is None or failures or not in_flight:
+        return None
+    busy -= fixed_seconds * (loads + 1)
+    return (moved + in_flight) / busy if busy >= min_seconds else None

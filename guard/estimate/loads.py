@@ -10,7 +10,14 @@ from __future__ import annotations
 
 import math
 
-from guard.estimate.bandwidth import Fit, fit, in_flight_bound, load_sums, path_bandwidth
+from guard.estimate.bandwidth import (
+    Fit,
+    fit,
+    in_flight_bound,
+    load_sums,
+    path_bandwidth,
+    window_bound,
+)
 from guard.estimate.figures import BYTES_PER_SECOND, REQUESTS, SECONDS, gauge
 from guard.estimate.windows import History, Window
 from guard.readings import Figure, Missing, Reading
@@ -21,6 +28,7 @@ _WINDOWS_SECONDS = (10.0, 20.0, 60.0, 120.0)
 STALE_SECONDS = 30.0
 # A bound from loads younger than this says more about polling than about the store.
 _BOUND_MIN_SECONDS = 1.0
+_BOUND_WINDOWS_SECONDS = (3.0, 5.0, 10.0)
 _GATE_NAMES = (
     "load_bandwidth.alone",
     "load_bandwidth.prompt",
@@ -70,7 +78,7 @@ class LoadEstimator:
             if cache.values.get("gate.loads_in_flight")
             else Missing("nothing_in_flight")
         )
-        figures["in_flight_bandwidth_bound"] = self._bound(cache)
+        figures["in_flight_bandwidth_bound"] = self._bound(cache, history, since)
         window = _window(history, "gate.all.loads", since, min_loads)
         if window is None:
             return figures
@@ -145,26 +153,30 @@ class LoadEstimator:
             how += ", fixed cost included"
         figures["load_bandwidth.alone"] = Reading(alone.bandwidth, BYTES_PER_SECOND, window.at, how)
 
-    def _bound(self, cache: Sample) -> Figure:
+    def _bound(self, cache: Sample, history: History, since: float) -> Figure:
+        """The lowest of the upper bounds that what is in flight gives, each with its words."""
         in_flight = cache.values.get("gate.in_flight_bytes")
         oldest = cache.values.get("gate.oldest_load_seconds")
         if not in_flight or oldest is None:
             return Missing("nothing_in_flight")
-        bound = in_flight_bound(
-            in_flight,
-            oldest,
-            cache.values.get("gate.last_completion_age_seconds"),
-            self._fixed.value if self._fixed else 0.0,
-            _BOUND_MIN_SECONDS,
-        )
-        if bound is None:
+        fixed = self._fixed.value if self._fixed else 0.0
+        flying = f"{in_flight / 1e6:.1f} MB in flight"
+        bounds: list[tuple[float, str]] = []
+        age = cache.values.get("gate.last_completion_age_seconds")
+        bound = in_flight_bound(in_flight, oldest, age, fixed, _BOUND_MIN_SECONDS)
+        if bound is not None:
+            bounds.append((bound, f"at most: {flying}, none of it completed"))
+        for seconds in _BOUND_WINDOWS_SECONDS:
+            window = history.window(seconds, since)
+            bound = window and window_bound(window, fixed, _BOUND_MIN_SECONDS)
+            if window is not None and bound is not None:
+                completed = (window.delta("gate.all.bytes") or 0.0) / 1e6
+                words = f"at most: {flying}, {completed:.1f} MB completed in {window.seconds:.0f} s"
+                bounds.append((bound, words))
+        if not bounds:
             return Missing("in_flight_too_young")
-        return Reading(
-            bound,
-            BYTES_PER_SECOND,
-            cache.at,
-            f"at most: {in_flight / 1e6:.1f} MB in flight, none of it completed",
-        )
+        value, words = min(bounds)
+        return Reading(value, BYTES_PER_SECOND, cache.at, words)
 
 
 def _window(history: History, count: str, since: float, enough: float) -> Window | None:

@@ -65,7 +65,7 @@ def judge(snapshot: Snapshot, limits: Limits) -> Verdict:
         "backlog": snapshot.value("backlog"),
     }
     least = limits.trip_ratio * needed
-    candidates = [("bytes in flight that have not completed", bound)]
+    candidates = [("bytes in flight", bound)]
     candidates.append(
         ("loads that ran alone", alone)
         if isinstance(alone, Reading)
