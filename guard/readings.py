@@ -17,7 +17,7 @@ class Reading:
     """A figure that was measured or derived.
 
     `value` is in SI units named by `unit` (bytes, seconds, tokens, bytes_per_second,
-    tokens_per_second, bytes_per_token, ratio, requests); it is never NaN. +Inf occurs
+    tokens_per_second, bytes_per_token, ratio, requests, flag: 0 or 1); it is never NaN. +Inf occurs
     only where it means something: a break-even length that no prompt reaches.
     `at` is Unix time in seconds of the evidence (not of its publication), `source`
     says in a few words where the figure comes from and how good it is.

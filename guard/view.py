@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from guard.policy.types import Admission, Decision, Mode, Override, OverrideMode
+from guard.policy.types import Admission, Decision, Healing, Mode, Override, OverrideMode
 from guard.readings import Snapshot
 
 OBSERVE_ONLY = "observe only: no control available"
@@ -32,7 +32,9 @@ class View:
 
     `control` says in words whether the guard can act: 'gate', or
     'observe only: no control available', or 'held by X', …. `admission` is what the gate
-    says is in force (None when there is no gate or it was not seen).
+    says is in force (None when there is no gate or it was not seen). `healing` is what is
+    wrong with the way to L2, None while nothing is; `healing_attempts_total` counts by
+    cause and outcome.
     """
 
     started_at: float
@@ -53,6 +55,8 @@ class View:
     prefill_seconds_saved_total: float | None = None
     tick_cpu_seconds_total: float = 0.0
     journal_error: str | None = None
+    healing: Healing | None = None
+    healing_attempts_total: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
 class Guard(Protocol):

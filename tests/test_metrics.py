@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from guard.estimate.estimator import Estimator
 from guard.estimate.figures import Configured
-from guard.policy.types import CAUSES, STATES
+from guard.policy.types import AILMENTS, CAUSES, STATES, Healing
 from guard.readings import Missing, Reading, Snapshot
 from guard.service.metrics import METRICS, MetricsPage, unlisted
 from guard.sources import lmcache_mp, vllm
@@ -82,6 +83,21 @@ def test_a_bypass_shows_its_cause_share_and_end() -> None:
     assert series[key("kvguard_admission_share")] == 0
     assert series[key("kvguard_admission_min_tokens")] == 0
     assert series[key("kvguard_override_expires_timestamp_seconds")] == NOW + 1800
+
+
+def test_an_ailment_its_attempts_and_what_pages() -> None:
+    healthy = page(hurting_view())
+    assert all(healthy[key("kvguard_ailment", kind=k)] == 0 for k in AILMENTS)
+    assert all(healthy[key("kvguard_incurable", kind=k)] == 0 for k in AILMENTS)
+    ill = Healing("load_hung", NOW, 2, None, "a load hangs", "look at the store")
+    series = page(hurting_view(healing=ill, healing_attempts_total={("load_hung", "done"): 2}))
+    shown = {k for k in AILMENTS if series[key("kvguard_ailment", kind=k)] == 1}
+    paged = {k for k in AILMENTS if series[key("kvguard_incurable", kind=k)] == 1}
+    assert shown == paged == {"load_hung"}
+    attempts = key("kvguard_healing_attempts_total", cause="load_hung", outcome="done")
+    assert series[attempts] == 2
+    curable = page(hurting_view(healing=replace(ill, incurable=None)))
+    assert curable[key("kvguard_incurable", kind="load_hung")] == 0
 
 
 def test_before_the_first_tick_nothing_is_pretended() -> None:

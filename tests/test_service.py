@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from guard.errors import ControlUnreachable, ListenError
+from guard.policy.types import Healing
 from guard.service import api, listen
 from guard.service.metrics_app import MetricsApp
 from guard.service.status import status
@@ -79,6 +80,19 @@ def test_status_of_a_bypass_and_of_a_guard_that_has_not_ticked() -> None:
     assert document["override_revision"] == 4
     fresh = status(fresh_view(), "1")
     assert (fresh["state"], fresh["at"], fresh["readings"]) == ("unknown", None, {})
+
+
+def test_status_says_what_ails_the_way_to_l2() -> None:
+    assert status(hurting_view(), "1")["healing"] is None
+    ill = Healing("detached", NOW, 1, NOW + 4, "no route", None, "began")
+    assert status(hurting_view(healing=ill), "1")["healing"] == {
+        "ailment": "detached",
+        "since": NOW,
+        "attempts": 1,
+        "next_at": NOW + 4,
+        "words": "no route",
+        "incurable": None,
+    }
 
 
 def test_the_switch(client: httpx.Client, guard: FakeGuard, post: Post) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from guard.errors import SourceUnreadable
+from guard.estimate.adapter import adapter_figures
+from guard.readings import Missing, Reading
 from guard.sources import gate, lmcache_mp, vllm
 from guard.sources.samples import Sample, combine
 
@@ -125,6 +127,87 @@ def test_gate_status() -> None:
     assert (status.holder, status.lease_expires_in_seconds) == ("kvguard:a", 12.0)
     assert status.probe is not None
     assert status.probe.samples[0].load_seconds == 0.2
+
+
+def test_a_gate_of_an_older_version_gives_none_of_the_adapters_state() -> None:
+    status = gate.parse_status(CACHE, answer(STATUS))
+    assert status is not None
+    assert (status.can_abort, status.can_rebuild, status.generation) == (False, None, None)
+    assert (status.abandoned_lookups, status.rebuild, status.store_problem) == (None, None, None)
+    assert status.rebuild_running is False
+
+
+def test_gate_status_of_the_adapter() -> None:
+    last = {
+        "id": 3,
+        "operation": "rebuild",
+        "cause": "connection_lost",
+        "outcome": "failed",
+        "error": "refused\x1b[2J",
+        "age_s": 1.2,
+        "seconds": 0.02,
+        "ended_loads": 8,
+        "ended_lookups": 3,
+        "ended_stores": 0,
+        "parked": False,
+    }
+    more = {
+        "can": {"probe": True, "abort": False, "rebuild": True, "why_not": {"abort": "fs"}},
+        "adapter": {"generation": 2, "attached": True, "store_problem": "NOAUTH\n"},
+        "in_flight": {"abandoned_lookups": 4},
+        "rebuild": {"running": True, "last": last},
+    }
+    status = gate.parse_status(CACHE, answer({**STATUS, **more}))
+    assert status is not None
+    assert (status.can_abort, status.can_rebuild, status.why_not) == (False, True, {"abort": "fs"})
+    assert (status.generation, status.abandoned_lookups, status.rebuild_running) == (2, 4, True)
+    assert status.store_problem == "NOAUTH "
+    assert status.rebuild is not None
+    assert (status.rebuild.outcome, status.rebuild.ended_loads) == ("failed", 8)
+    assert status.rebuild.error == "refused [2J"
+
+
+NEW_GAUGES = """\
+kvguard_gate_info{epoch="aa",l2="resp"} 1
+kvguard_gate_loads_in_flight 2
+kvguard_gate_in_flight_bytes 100
+kvguard_gate_oldest_lookup_seconds 3
+kvguard_gate_adapter_attached 1
+kvguard_gate_adapter_answered 0
+kvguard_gate_adapter_age_seconds 9
+kvguard_gate_lost_lookups 4
+kvguard_gate_failed_stores 0
+kvguard_gate_releasing_loads NaN
+"""
+
+
+def test_figures_of_the_adapter_are_missing_rather_than_nothing() -> None:
+    def read(body: str) -> dict[str, float | str]:
+        sample = lmcache_mp.parse_metrics(CACHE, body.encode(), 0.0, 0.0)
+        figures = adapter_figures(sample, 0.0, None)
+        return {n: f.value if isinstance(f, Reading) else f.reason for n, f in figures.items()}
+
+    assert read(NEW_GAUGES) == {
+        "in_flight": 100,
+        "oldest_lookup": 3,
+        "last_completion_age": "nothing_completed_yet",
+        "last_answer_age": "nothing_answered_yet",
+        "lost_lookups": 4,
+        "failed_stores": 0,
+        "adapter_attached": 1,
+        "adapter_answered": 0,
+        "adapter_age": 9,
+        "releasing_loads": "not_a_number",
+        "mean_load": "no_load_yet",
+    }
+    older = "".join(line for line in NEW_GAUGES.splitlines(True)[:4])
+    figures = read(older)
+    assert figures["oldest_lookup"] == 3
+    assert {figures[n] for n in ("last_answer_age", "lost_lookups", "adapter_attached")} == {
+        "not_given"
+    }
+    assert set(read("x 1\n").values()) == {"no_gate"}
+    assert {f.reason for f in adapter_figures(None, 0.0, 1.0).values() if isinstance(f, Missing)}
 
 
 def test_no_gate_is_none_not_an_error() -> None:

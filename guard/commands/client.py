@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import json
+import os
 import re
 import sys
 import time
@@ -39,7 +40,8 @@ def show_status(guard: str, as_json: bool) -> int:
     if as_json:
         print(body.decode())
     else:
-        print(status_text(document, time.time()))
+        colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        print(status_text(document, time.time(), colour))
     return _EXIT_BY_STATE.get(str(document.get("state")), _EXIT_TROUBLE)
 
 

@@ -16,6 +16,7 @@ _UNITS = {
 }
 # The longest interval between ticks is 60 s.
 _OLD_SECONDS = 90.0
+_RED, _PLAIN = "\x1b[31m", "\x1b[0m"
 # What one look must show, in this order: figure, how it is called here.
 _SHOWN = (
     ("load_bandwidth.alone", "B   loads alone"),
@@ -30,9 +31,10 @@ _SHOWN = (
 )
 
 
-def status_text(status: Mapping[str, Any], now: float) -> str:
+def status_text(status: Mapping[str, Any], now: float, colour: bool = False) -> str:
     """The verdict first, then the figures it rests on, then what is missing or down.
-    `now` is Unix time: a verdict that the loop no longer renews is called old."""
+    `now` is Unix time: a verdict that the loop no longer renews is called old. With
+    `colour` what only a person can cure is red."""
     cause = status.get("cause")
     lines = [
         f"{str(status.get('state')).upper()}{f' ({cause})' if cause else ''}: "
@@ -50,6 +52,9 @@ def status_text(status: Mapping[str, Any], now: float) -> str:
             f"in force: {admission['share']:.0%} of lookups, at least "
             f"{admission['min_chunks']} chunks{until}"
         )
+    healing = status.get("healing")
+    if healing:
+        lines.append(_healing(healing, now, colour))
     word = status.get("override")
     if word:
         lines.append(
@@ -72,6 +77,19 @@ def status_text(status: Mapping[str, Any], now: float) -> str:
     if status.get("journal_error"):
         lines.append(f"journal: {status['journal_error']}")
     return "\n".join(lines)
+
+
+def _healing(healing: Mapping[str, Any], now: float, colour: bool) -> str:
+    since, next_at = healing.get("since"), healing.get("next_at")
+    name = str(healing.get("ailment")).replace("_", " ")
+    lasts = f" for {max(0.0, now - since):.0f} s" if since is not None else ""
+    tried = f", {healing['attempts']} cures tried" if healing.get("attempts") else ""
+    again = f", next in {next_at - now:.0f} s" if next_at is not None and next_at > now else ""
+    line = f"healing: {name}{lasts}: {healing.get('words')}{tried}{again}"
+    if not healing.get("incurable"):
+        return line
+    line = f"CANNOT BE HEALED: {healing['incurable']} ({line})"
+    return f"{_RED}{line}{_PLAIN}" if colour else line
 
 
 def figure_text(figure: Mapping[str, Any] | None) -> str:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from guard.estimate.adapter import adapter_figures
 from guard.estimate.arrivals import ArrivalEstimator
 from guard.estimate.costs import cost_figures, moved_kv_bytes, other_kv_bytes, prefill_rate
 from guard.estimate.figures import Configured
@@ -89,6 +90,7 @@ class Estimator:
             min_loads=configured.min_loads,
             window_seconds=seconds,
         )
+        figures |= adapter_figures(cache, at, self._loads.bytes_per_load)
         rate = prefill_rate(
             configured.prefill_rate, self._prefill, self._load_tokens(), at, monotonic
         )

@@ -12,6 +12,8 @@ SECONDS = "seconds"
 RATIO = "ratio"
 TOKENS = "tokens"
 REQUESTS = "requests"
+BYTES = "bytes"
+FLAG = "flag"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The words the policy speaks: states, causes, admission, override, decision."""
+"""The words the policy speaks: states, causes, ailments, admission, decision, healing."""
 
 from __future__ import annotations
 
@@ -20,6 +20,24 @@ Cause = Literal["slow", "overloaded", "frozen", "store_failed", "manual", "forei
 CAUSES: tuple[Cause, ...] = ("slow", "overloaded", "frozen", "store_failed", "manual", "foreign")
 Mode = Literal["observe", "enforce"]
 OverrideMode = Literal["bypass", "admit", "auto"]
+Ailment = Literal[
+    "connection_lost",
+    "store_emptied",
+    "stores_failing",
+    "load_hung",
+    "built_while_down",
+    "detached",
+    "store_unreachable",
+]
+AILMENTS: tuple[Ailment, ...] = (
+    "connection_lost",
+    "store_emptied",
+    "stores_failing",
+    "load_hung",
+    "built_while_down",
+    "detached",
+    "store_unreachable",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +66,21 @@ class Override:
 
 
 @dataclass(frozen=True, slots=True)
+class Operation:
+    """What the gate is to do with its adapter: `abort` ends what is in flight, `rebuild`
+    builds a fresh adapter if the store takes a connection.
+
+    An abort's loads are answered as failed at `release_bytes_per_second` (None: at once),
+    all of them within `release_within_seconds`, so that the engine recomputes them in turn.
+    """
+
+    kind: Literal["abort", "rebuild"]
+    cause: str
+    release_bytes_per_second: float | None = None
+    release_within_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What the policy wants now, and why.
 
@@ -56,7 +89,8 @@ class Decision:
     word when this tick changed something (`bypass`, `probe`, `return`, `admit`, `shed`,
     `would_bypass`, `hold`, …), else None; `reason` says it in words and numbers,
     `reason_code` in one stable word for labels; `evidence` holds the figures it rests on.
-    `probe` asks control to probe L2 through the gate.
+    `probe` asks control to probe L2 through the gate, `operation` to have the gate end
+    what hangs.
     """
 
     state: State
@@ -67,3 +101,27 @@ class Decision:
     reason: str
     evidence: Mapping[str, float | str | None] = field(default_factory=dict)
     probe: bool = False
+    operation: Operation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Healing:
+    """What is wrong with the way to L2, and what is done about it.
+
+    `since` is Unix time in seconds; `attempts` counts the cures tried since the way was
+    last well, `next_at` is when the next one may come (None: none will). `words` say how
+    it shows, `incurable` what a person must do (None: it heals by itself or is being
+    healed). `event` is what this tick has to tell: `began`, `ended`, `would_rebuild`,
+    `incurable`. `operation` and `probe_lost` ask control for a cure, or for the probe
+    that tells which ailment it is.
+    """
+
+    ailment: Ailment | None
+    since: float | None = None
+    attempts: int = 0
+    next_at: float | None = None
+    words: str = ""
+    incurable: str | None = None
+    event: str | None = None
+    operation: Operation | None = None
+    probe_lost: bool = False

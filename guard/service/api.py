@@ -149,6 +149,10 @@ def _summary(view: View) -> str:
         f"mode: {view.mode}",
         f"control: {view.control}",
     ]
+    if view.healing is not None:
+        rows.append(f"healing: {view.healing.ailment}: {view.healing.words}")
+        if view.healing.incurable is not None:
+            rows.append(f"cannot be healed: {view.healing.incurable}")
     if view.override is not None:
         rows.append(
             f"override: {view.override.mode} by {view.override.who}: {view.override.reason}"

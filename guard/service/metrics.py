@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from guard.policy.types import CAUSES, STATES
+from guard.policy.types import AILMENTS, CAUSES, STATES
 from guard.readings import Reading, Snapshot
 from guard.service.status import cause_of, state_of
 from guard.view import View
@@ -93,6 +93,32 @@ METRICS: tuple[FigureMetric, ...] = (
     ),
     _one("loads_in_flight", "", "requests", "Loads from L2 in flight."),
     _one("oldest_load", "_seconds", "seconds", "Age of the oldest load in flight."),
+    _one("oldest_lookup", "_seconds", "seconds", "Age of the oldest lookup in flight."),
+    _one("in_flight", "_bytes", "bytes", "Bytes of the loads in flight."),
+    _one("mean_load", "_bytes", "bytes", "Mean size of a load, as last seen."),
+    _one("last_completion_age", "_seconds", "seconds", "Time since a load last completed."),
+    _one(
+        "last_answer_age",
+        "_seconds",
+        "seconds",
+        "Time since L2 last answered a lookup, a load or a store.",
+    ),
+    _one(
+        "lost_lookups",
+        "",
+        "requests",
+        "Lookups in a row that found none of the keys known to be in L2.",
+    ),
+    _one("failed_stores", "", "requests", "Stores in a row that L2 failed."),
+    _one("adapter_attached", "", "flag", "1 while the gate has an adapter to reach L2 by."),
+    _one("adapter_answered", "", "flag", "1 when the present adapter has answered anything."),
+    _one("adapter_age", "_seconds", "seconds", "Time since the present adapter was built."),
+    _one(
+        "releasing_loads",
+        "",
+        "requests",
+        "Loads ended by an abort whose answer is held back, so that they are recomputed in turn.",
+    ),
     _one(
         "break_even_tokens",
         "",
@@ -172,6 +198,7 @@ class ViewCollector(Collector):
             yield from _figures(view.snapshot)
         yield from _verdict(view)
         yield from _control(view)
+        yield from _healing(view)
         yield from _sources(view)
         yield from _itself(view)
 
@@ -251,6 +278,31 @@ def _control(view: View) -> Iterator[Metric]:
     for outcome, count in sorted(view.control_requests_total.items()):
         requests.add_metric([outcome], count)
     yield requests
+
+
+def _healing(view: View) -> Iterator[Metric]:
+    healing = view.healing
+    ailments = _gauge(
+        "kvguard_ailment", "1 for what is wrong with the way to L2, 0 for the others.", "kind"
+    )
+    incurable = _gauge(
+        "kvguard_incurable", "1 for an ailment that only a person can cure: page on it.", "kind"
+    )
+    for kind in AILMENTS:
+        ails = healing is not None and healing.ailment == kind
+        ailments.add_metric([kind], float(ails))
+        hopeless = ails and healing is not None and healing.incurable is not None
+        incurable.add_metric([kind], float(hopeless))
+    yield ailments
+    yield incurable
+    attempts = CounterMetricFamily(
+        "kvguard_healing_attempts",
+        "Rebuilds of the gate's adapter, and aborts, by cause and by what became of them.",
+        labels=["cause", "outcome"],
+    )
+    for (cause, outcome), count in sorted(view.healing_attempts_total.items()):
+        attempts.add_metric([cause, outcome], count)
+    yield attempts
 
 
 def _sources(view: View) -> Iterator[Metric]:

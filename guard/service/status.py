@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from guard.journal.decisions import plain
-from guard.policy.types import Cause, Override, State
+from guard.policy.types import Cause, Healing, Override, State
 from guard.readings import Figure, Reading
 from guard.view import View
 
@@ -40,6 +40,7 @@ def status(view: View, version: str) -> dict[str, Any]:
             "min_chunks": view.admission.min_chunks,
             "lease_expires_at": view.lease_expires_at,
         },
+        "healing": healing(view.healing),
         "override": override(view.override),
         "override_revision": view.override_revision,
         "decision": None
@@ -70,6 +71,20 @@ def cause_of(view: View) -> Cause | None:
 def override(value: Override | None) -> dict[str, Any] | None:
     """A person's override as plain data, None when the policy decides."""
     return None if value is None else dict(plain(value))
+
+
+def healing(value: Healing | None) -> dict[str, Any] | None:
+    """What is wrong with the way to L2 and what is done about it, None for nothing."""
+    if value is None:
+        return None
+    return {
+        "ailment": value.ailment,
+        "since": value.since,
+        "attempts": value.attempts,
+        "next_at": value.next_at,
+        "words": value.words,
+        "incurable": value.incurable,
+    }
 
 
 def readings(figures: Mapping[str, Figure]) -> dict[str, dict[str, Any]]:

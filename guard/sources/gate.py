@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from guard.errors import SourceUnreadable
@@ -53,6 +53,18 @@ WANTS: tuple[Want, ...] = (
     Want("admission_min_chunks", (_PREFIX + "admission_min_chunks",), "gauge"),
     Want("lease_expires_seconds", (_PREFIX + "lease_expires_seconds",), "gauge"),
     Want("revision", (_PREFIX + "revision",), "gauge"),
+    *(
+        Want(name, (_PREFIX + name,), "gauge")
+        for name in (
+            "adapter_attached",
+            "adapter_answered",
+            "adapter_age_seconds",
+            "last_answer_age_seconds",
+            "lost_lookups",
+            "failed_stores",
+            "releasing_loads",
+        )
+    ),
 )
 NAMES = wanted_names(WANTS) | {INFO}
 
@@ -83,18 +95,38 @@ class ProbeSample:
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
     """The gate's last finished probe: `outcome` is done, failed, cancelled, deadline,
-    missing or overlapped; `age_seconds` counts since it ended."""
+    missing or overlapped; `age_seconds` counts since it ended; `of` says which keys it
+    read, known or lost, None where the gate does not tell."""
 
     id: int
     outcome: str
     error: str | None
     age_seconds: float
     samples: tuple[ProbeSample, ...]
+    of: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildResult:
+    """The gate's last finished abort or rebuild. `outcome` is done (a fresh adapter
+    serves), detached (the old one is closed and the store takes no connection) or failed
+    (nothing changed); `error` says why in words; `age_seconds` counts since it ended."""
+
+    id: int
+    operation: str
+    cause: str
+    outcome: str
+    error: str | None
+    age_seconds: float
+    ended_loads: int
+    ended_lookups: int
+    ended_stores: int
 
 
 @dataclass(frozen=True, slots=True)
 class GateStatus:
-    """What the gate's own status says (schema 1)."""
+    """What the gate's own status says (schema 1). A gate of an older version does not give
+    all of it: what is not there is None, never 0 or false."""
 
     adapter_index: int
     l2: str
@@ -111,6 +143,14 @@ class GateStatus:
     probe_running: bool
     probe: ProbeResult | None
     known_keys: int
+    can_abort: bool | None = None
+    can_rebuild: bool | None = None
+    why_not: Mapping[str, str] = field(default_factory=dict)
+    generation: int | None = None
+    store_problem: str | None = None
+    abandoned_lookups: int | None = None
+    rebuild_running: bool = False
+    rebuild: RebuildResult | None = None
 
 
 def parse_status(url: str, body: bytes) -> GateStatus | None:
@@ -140,6 +180,10 @@ def from_state(url: str, status: Mapping[str, Any], adapter_index: int) -> GateS
         admission = status["admission"]
         lease = status.get("lease")
         probe = status.get("probe") or {}
+        can = status.get("can") or {}
+        adapter = status.get("adapter") or {}
+        rebuild = status.get("rebuild") or {}
+        problem = adapter.get("store_problem")
         return GateStatus(
             adapter_index=adapter_index,
             l2=str(status.get("l2", "")),
@@ -152,13 +196,51 @@ def from_state(url: str, status: Mapping[str, Any], adapter_index: int) -> GateS
             holder=str(lease["holder"]) if lease else None,
             reason=str(lease.get("reason", "")) if lease else None,
             lease_expires_in_seconds=float(lease["expires_in_s"]) if lease else None,
-            can_probe=bool((status.get("can") or {}).get("probe", False)),
+            can_probe=bool(can.get("probe", False)),
             probe_running=bool(probe.get("running", False)),
             probe=_probe(probe.get("last")),
             known_keys=int(status.get("known_keys", 0)),
+            can_abort=_flag(can.get("abort")),
+            can_rebuild=_flag(can.get("rebuild")),
+            why_not={str(k): _words(v) for k, v in (can.get("why_not") or {}).items()},
+            generation=_whole(adapter.get("generation")),
+            store_problem=None if problem is None else _words(problem),
+            abandoned_lookups=_whole((status.get("in_flight") or {}).get("abandoned_lookups")),
+            rebuild_running=bool(rebuild.get("running", False)),
+            rebuild=_rebuild(rebuild.get("last")),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise SourceUnreadable(f"{url}: unreadable gate status ({error!r})") from error
+
+
+def _flag(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _words(value: object) -> str:
+    """What a store said, fit for a terminal and a journal."""
+    return "".join(c if c.isprintable() else " " for c in str(value))[:300]
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _rebuild(last: Mapping[str, Any] | None) -> RebuildResult | None:
+    if not last:
+        return None
+    error = last.get("error")
+    return RebuildResult(
+        id=int(last["id"]),
+        operation=str(last["operation"]),
+        cause=str(last.get("cause", "")),
+        outcome=str(last["outcome"]),
+        error=None if error is None else _words(error),
+        age_seconds=float(last["age_s"]),
+        ended_loads=int(last.get("ended_loads", 0)),
+        ended_lookups=int(last.get("ended_lookups", 0)),
+        ended_stores=int(last.get("ended_stores", 0)),
+    )
 
 
 def _probe(last: Mapping[str, Any] | None) -> ProbeResult | None:
@@ -179,4 +261,5 @@ def _probe(last: Mapping[str, Any] | None) -> ProbeResult | None:
             )
             for s in last.get("samples", ())
         ),
+        of=str(last["of"]) if last.get("of") else None,
     )
