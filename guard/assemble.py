@@ -11,7 +11,7 @@ from guard.errors import StateDirectoryError
 from guard.estimate.figures import Configured
 from guard.journal.state_directory import StateDirectory
 from guard.loop import Loop, LoopSettings
-from guard.policy.breaker import PolicySettings as BreakerSettings
+from guard.policy.state import PolicySettings as BreakerSettings
 from guard.policy.verdict import Limits
 from guard.settings import PolicySettings, Settings
 

@@ -8,13 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guard.policy.breaker import (
-    BreakerState,
-    PolicySettings,
-    Surroundings,
-    decide,
-    judge_probe,
-)
+from guard.policy.breaker import decide
+from guard.policy.open_phase import judge_probe
+from guard.policy.state import BreakerState, PolicySettings, Surroundings
 from guard.policy.types import Decision, Override
 from guard.policy.verdict import judge
 from guard.readings import Figure, Missing, Reading, Snapshot

@@ -1,0 +1,147 @@
+"""L2 is out of the path: wait, probe, and begin the way back once probes win."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from guard.policy.shown import decision
+from guard.policy.state import BreakerState, PolicySettings, Surroundings
+from guard.policy.types import Admission, Cause, Decision, State
+from guard.policy.verdict import Verdict
+from guard.readings import Snapshot
+from guard.sources.gate import ProbeResult
+
+_PROBE_WIN_SPACING_SECONDS = 1.5
+
+
+def opened_state(
+    state: BreakerState, settings: PolicySettings, cause: Cause | None, now: float
+) -> BreakerState:
+    """The state of a bypass that begins now; every further trip dwells longer."""
+    trips = state.trips + 1
+    dwell = min(settings.dwell_seconds * trips, settings.dwell_max_seconds)
+    return BreakerState(
+        phase="open",
+        since=now,
+        cause=cause or "slow",
+        trips=trips,
+        next_probe_at=now + dwell,
+        probe_interval=settings.probe_interval_seconds,
+        probe_seen=state.probe_seen,
+    )
+
+
+def open_tick(
+    snapshot: Snapshot,
+    state: BreakerState,
+    verdict: Verdict,
+    settings: PolicySettings,
+    around: Surroundings,
+    now: float,
+    random: Callable[[], float],
+) -> tuple[Decision, BreakerState]:
+    """One tick of the bypass."""
+    if verdict.kind == "frozen" and state.cause == "slow":
+        # What first looked slow has now moved nothing for too long to be only that.
+        state = replace(state, cause=verdict.cause)
+
+    def hold(
+        shown: State, code: str, words: str, new: BreakerState, action: str | None = None
+    ) -> tuple[Decision, BreakerState]:
+        probe = action == "probe"
+        return decision(shown, new.cause, Admission(0.0), action, code, words, verdict, probe), new
+
+    probe, needed = around.probe, snapshot.value("break_even_bandwidth")
+    if probe is not None and probe.id != state.probe_seen:
+        began_after = now - probe.age_seconds >= state.since
+        state = replace(state, probe_seen=probe.id)
+        if began_after and needed is not None:
+            won, words = judge_probe(probe, needed, settings.limits.return_ratio)
+            if won:
+                wins = state.wins + 1
+                if wins >= settings.probes_to_win:
+                    return _return_begins(state, settings, now, words, verdict)
+                return hold(
+                    "probing",
+                    "probe_won",
+                    f"probe {wins} of {settings.probes_to_win} won: {words}",
+                    replace(state, wins=wins, next_probe_at=now + _PROBE_WIN_SPACING_SECONDS),
+                    "probe_won",
+                )
+            interval = min(state.probe_interval * 1.5, settings.probe_interval_max_seconds)
+            return hold(
+                "bypassed",
+                "probe_lost",
+                f"probe lost: {words}",
+                replace(
+                    state,
+                    wins=0,
+                    probe_interval=interval,
+                    next_probe_at=now + interval * (0.5 + 0.5 * random()),
+                ),
+                "probe_lost",
+            )
+    if now < state.next_probe_at:
+        left = state.next_probe_at - now
+        return hold(
+            "probing" if state.wins else "bypassed",
+            "dwell",
+            f"out of the path; next probe in {left:.0f} s",
+            state,
+        )
+    if needed is None:
+        return hold("unknown", "blind", "break-even bandwidth is not known: holding", state)
+    if not around.can_probe and verdict.kind == "frozen":
+        return hold("bypassed", "frozen", f"still frozen: {verdict.words}", state)
+    if not around.can_probe:
+        return _return_begins(state, settings, now, "this backend allows no probe", verdict)
+    return hold(
+        "probing",
+        "probe",
+        "probing L2 with loads that no user waits for",
+        replace(state, next_probe_at=now + state.probe_interval),
+        "probe",
+    )
+
+
+def judge_probe(probe: ProbeResult, break_even: float, return_ratio: float) -> tuple[bool, str]:
+    """Whether re-reading known keys beat recomputing their tokens by `return_ratio`,
+    lookup included; and the numbers in words."""
+    clean = [s for s in probe.samples if not s.overlapped and s.bytes > 0]
+    if probe.outcome != "done" or not clean:
+        return False, f"{probe.outcome}{': ' + probe.error if probe.error else ''}"
+    moved = sum(s.bytes for s in clean)
+    took = sum(s.lookup_seconds + s.load_seconds for s in clean)
+    recompute = moved / break_even
+    words = (
+        f"{moved / 1e6:.1f} MB in {took:.2f} s, recompute takes {recompute:.2f} s "
+        f"(return needs {return_ratio:g} times as fast)"
+    )
+    return took * return_ratio < recompute, words
+
+
+def _return_begins(
+    state: BreakerState, settings: PolicySettings, now: float, words: str, verdict: Verdict
+) -> tuple[Decision, BreakerState]:
+    share = settings.return_shares[0]
+    new = replace(
+        state,
+        phase="returning",
+        since=now,
+        step=0,
+        step_since=now,
+        wins=0,
+        episode_kind=None,
+        episode_ticks=0,
+        episode_told=False,
+    )
+    return decision(
+        "probing",
+        state.cause,
+        Admission(share),
+        "return",
+        "probes_won",
+        f"letting {share:.0%} of lookups back in: {words}",
+        verdict,
+    ), new
