@@ -19,9 +19,12 @@ from guard.control.reconcile import Reconciler, Wanted
 from guard.errors import ControlConflict
 from guard.estimate.estimator import Estimator
 from guard.estimate.figures import Configured
+from guard.healer import PROBE_CHUNKS, PROBE_DEADLINE_SECONDS, PROBE_MAX_BYTES, Healer
 from guard.memory import Memory, StateStore
-from guard.policy.breaker import PolicySettings, Surroundings, as_in_force, decide
-from guard.policy.types import Admission, Decision, Mode, Override, OverrideMode
+from guard.policy.breaker import as_in_force, decide
+from guard.policy.state import PolicySettings, Surroundings
+from guard.policy.types import Admission, Decision, Healing, Mode, Override, OverrideMode
+from guard.policy.verdict import judge
 from guard.readings import Snapshot
 from guard.scrape import Burst, Scraper
 from guard.sources.gate import GateStatus
@@ -32,9 +35,6 @@ from guard.view import OBSERVE_ONLY, View
 DEFAULT_TTL_SECONDS = 1800.0
 MAX_TTL_SECONDS = 86_400.0
 _TIMEOUT_OF_INTERVAL = 0.45
-_PROBE_CHUNKS = 4
-_PROBE_MAX_BYTES = 256 * 1024 * 1024
-_PROBE_DEADLINE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,7 @@ class Loop:
         )
         if self._override is not None:
             self._reconciler.own(self._override.who)
+        self._healer = Healer(self._reconciler, journal, chance, recalled.healing)
         self._estimator = Estimator(settings.estimate)
         self._since = float("-inf")
         self._was_out: bool | None = None
@@ -251,8 +252,10 @@ class Loop:
             foreign_holder=self._reconciler.foreign_holder(self._override),
             share_in_force=gate.share if gate else None,
             can_probe=gate is not None and gate.can_probe,
-            probe=gate.probe if gate else None,
+            probe=self._healer.breakers_probe(),
             blind=blind if self._override is None else None,
+            can_abort=gate is not None and bool(gate.can_abort),
+            why_no_abort=gate.why_not.get("abort", "") if gate else "",
         )
         before, shown = self._state, self._view.decision
         unseen = monotonic - self._evidence_at
@@ -263,12 +266,18 @@ class Loop:
             and unseen < self._settings.blind_after_seconds
         ):
             # One late answer is no blindness: what was decided stands for now.
-            decision = replace(shown, action=None, probe=False)
+            decision = replace(shown, action=None, probe=False, operation=None)
         else:
             decision, self._state = decide(
                 snapshot, self._state, self._settings.policy, around, now, self._chance
             )
             self._decided_under = self._override_revision
+        healing: Healing | None = None
+        if blind is None:
+            verdict = judge(snapshot, self._settings.policy.limits)
+            healing = self._healer.judge(
+                snapshot, verdict, self._state.phase, around, decision, now
+            )
         self._chronicle.sources(burst.sources)
         if burst.cache is not None:
             self._chronicle.gate(has_gate(burst.cache))
@@ -283,7 +292,11 @@ class Loop:
                     "share": decision.admission.share if decision.admission else None,
                 },
             )
-        await self._act(decision, burst, around, monotonic, now)
+        if await self._act(decision, burst, around, monotonic, now):
+            if decision.operation is not None:
+                await self._healer.operate(decision.operation, decision.reason, now)
+            elif healing is not None:
+                await self._healer.act(healing, now)
         gate = self._reconciler.status if burst.cache is not None else None
         decision = as_in_force(
             decision, snapshot, self._settings.policy, gate.share if gate else None
@@ -308,9 +321,10 @@ class Loop:
         around: Surroundings,
         monotonic: float,
         now: float,
-    ) -> None:
+    ) -> bool:
+        """Have the admission in force that was decided; True when the gate says it is."""
         if burst.cache is None or not has_gate(burst.cache) or self._reconciler.status is None:
-            return
+            return False
         enforce = self._settings.mode == "enforce" and around.foreign_holder is None
         wanted: Wanted | None
         if decision.admission is not None and (enforce or self._override is not None):
@@ -330,9 +344,9 @@ class Loop:
                 Admission(), self._settings.holder, "no longer held: back to the default", 1.0
             )
         else:
-            return
+            return False
         if wanted is None:
-            return
+            return False
         was = self._reconciler.status.share
         done = await self._reconciler.apply(
             wanted,
@@ -342,7 +356,8 @@ class Loop:
         self._follow_share(self._reconciler.status)
         self._chronicle.outcome(wanted, was, None if done else self._reconciler.error)
         if decision.probe and done and enforce:
-            await self._reconciler.probe(_PROBE_CHUNKS, _PROBE_MAX_BYTES, _PROBE_DEADLINE_SECONDS)
+            await self._reconciler.probe(PROBE_CHUNKS, PROBE_MAX_BYTES, PROBE_DEADLINE_SECONDS)
+        return done
 
     def _follow_share(self, gate: GateStatus | None) -> None:
         """Evidence on loads begins anew when L2 leaves the path and when it comes back,
@@ -388,7 +403,7 @@ class Loop:
             )
 
     def _save(self) -> None:
-        self._memory.save(self._state, self._override, self._override_revision)
+        self._memory.save(self._state, self._override, self._override_revision, self._healer.state)
 
     def _show(
         self,
@@ -420,6 +435,8 @@ class Loop:
             prefill_seconds_saved_total=self._estimator.prefill_seconds_saved,
             tick_cpu_seconds_total=self._cpu_seconds,
             journal_error=self._journal.error,
+            healing=self._healer.shown,
+            healing_attempts_total=dict(self._healer.attempts),
         )
 
     def _control_words(self, burst: Burst) -> str:

@@ -1,4 +1,5 @@
-"""What a guard must not forget over a restart: the breaker's state and a person's word."""
+"""What a guard must not forget over a restart: the breaker's state, a person's word, and
+what healing has tried."""
 
 from __future__ import annotations
 
@@ -6,12 +7,17 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple, Protocol
 
-from guard.policy.breaker import BreakerState
+from guard.policy.healing import HealingState
+from guard.policy.state import BreakerState
 from guard.policy.types import Override
 
 STATE_SCHEMA = 1
 # Only what a restart must not lose is worth a write to disk.
-_VOLATILE = frozenset({"episode_last", "episode_ticks", "episode_since", "next_probe_at"})
+_VOLATILE = frozenset(
+    {"episode_last", "episode_ticks", "episode_since", "next_probe_at", "next_abort_at"}
+)
+
+_HEALING_VOLATILE = frozenset({"seen_at", "probe_asked_at", "next_probe_at", "probe_tries"})
 
 
 class StateStore(Protocol):
@@ -31,6 +37,7 @@ class Remembered(NamedTuple):
     override: Override | None
     override_revision: int
     words: str | None
+    healing: HealingState = HealingState()
 
 
 class Memory:
@@ -51,21 +58,35 @@ class Memory:
             word = document.get("override")
             override = Override(**word) if word else None
             revision = int(document.get("override_revision", 0))
-        except (KeyError, TypeError, ValueError) as error:
+            tried = document.get("healing")
+            healing = HealingState.from_document(tried) if tried else HealingState()
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             return Remembered(BreakerState(), None, 0, f"saved state cannot be used: {error!r}")
-        return Remembered(state, override, revision, f"took up the saved state: {state.phase}")
+        words = f"took up the saved state: {state.phase}"
+        return Remembered(state, override, revision, words, healing)
 
-    def save(self, state: BreakerState, override: Override | None, override_revision: int) -> None:
+    def save(
+        self,
+        state: BreakerState,
+        override: Override | None,
+        override_revision: int,
+        healing: HealingState,
+    ) -> None:
         """Write it if anything that matters is not what was written last."""
         document = {
             "schema": STATE_SCHEMA,
             "breaker": asdict(state),
             "override": asdict(override) if override else None,
             "override_revision": override_revision,
+            "healing": asdict(healing),
         }
         lasting = {k: v for k, v in asdict(state).items() if k not in _VOLATILE}
         # Under a person's word the breaker starts afresh at every tick.
-        key = {**document, "breaker": None if override is not None else lasting}
+        key = {
+            **document,
+            "breaker": None if override is not None else lasting,
+            "healing": {k: v for k, v in asdict(healing).items() if k not in _HEALING_VOLATILE},
+        }
         if key != self._saved:
             self._store.save(document)
             self._saved = key

@@ -51,6 +51,29 @@ class Peers:
     posts: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     answer_with: bytes | None = None
     refuse: bool = False
+    old_gate: bool = False
+    can_abort: bool = True
+    can_rebuild: bool = True
+    frozen: bool = False
+    hung_loads: int = 0
+    hung_since: float = 0.0
+    lookup_since: float | None = None
+    abandoned: int = 0
+    answered_at: float | None = None
+    completed_at: float | None = None
+    built_at: float = 1_000_000.0
+    generation: int = 0
+    answered: bool = True
+    attached: bool = True
+    lost_lookups: int = 0
+    failed_stores: int = 0
+    store_problem: str | None = None
+    connection_lost: bool = False
+    lost_outcome: str = "done"
+    probe_of: str = "known"
+    rebuild_helps: bool = True
+    refuse_operations: bool = False
+    rebuild_last: dict[str, Any] | None = None
     port: int = 0
     server: asyncio.Server | None = None
     handlers: dict[asyncio.Task[None], asyncio.StreamWriter] = field(default_factory=dict)
@@ -79,12 +102,22 @@ class Peers:
         if self.lease_until is not None and self.clock.now >= self.lease_until:
             self.share, self.holder, self.lease_until = 1.0, None, None
             self.revision += 1
-        if self.share > 0:
+        if self.share == 0 and self.lookup_since is not None:
+            self.lookup_since, self.abandoned = None, 1  # a bypass answers what is stuck
+        if self.connection_lost and self.share > 0:
+            self.lost_lookups += 1
+        if self.frozen:
+            if self.share > 0 and self.lookup_since is None:
+                self.lookup_since = self.clock.now
+        else:
+            self.answered_at, self.lookup_since, self.abandoned = self.clock.now, None, 0
+        if self.share > 0 and not self.frozen and not self.connection_lost:
+            self.completed_at = self.clock.now
             self.loads += 1
             self.moved += 2048 * self.S
             self.submitted += 2048 * self.S
             self.seconds += 2048 * self.S / self.bandwidth
-        else:
+        elif not self.frozen or self.share == 0:
             self.requests += 1
             self.prefill += 2048 / self.RATE
 
@@ -150,7 +183,11 @@ class Peers:
     def _post(self, path: str, payload: dict[str, Any]) -> tuple[int, bytes]:
         if path.endswith("/probe"):
             self.probe_id += 1
+            self.probe_of = payload.get("of", "known")
             return 200, json.dumps({"id": self.probe_id, "started": True}).encode()
+        operation = path.rpartition("/")[2]
+        if operation in ("abort", "rebuild"):
+            return self._operate(operation, payload)
         if payload["if_revision"] != self.revision:
             refusal = {"error": "stale if_revision", "state": self.state()}
             return 409, json.dumps(refusal).encode()
@@ -162,6 +199,37 @@ class Peers:
         self.lease_until = self.clock.now + payload["lease_s"]
         return 200, json.dumps(self.state()).encode()
 
+    def _operate(self, operation: str, payload: dict[str, Any]) -> tuple[int, bytes]:
+        allowed = self.can_abort if operation == "abort" else self.can_rebuild
+        if self.refuse_operations or not allowed or payload["if_revision"] != self.revision:
+            refusal = {"error": "not now", "state": self.state()}
+            return 409, json.dumps(refusal).encode()
+        outcome = "done"
+        if self.store_problem is not None:
+            outcome = "detached" if operation == "abort" else "failed"
+        number = self.rebuild_last["id"] + 1 if self.rebuild_last else 1
+        self.rebuild_last = {
+            "id": number,
+            "operation": operation,
+            "cause": payload.get("cause", "abort"),
+            "outcome": outcome,
+            "error": self.store_problem,
+            "age_s": 0.0,
+            "seconds": 0.02,
+            "ended_loads": self.hung_loads,
+            "ended_lookups": 0,
+            "ended_stores": 0,
+            "parked": False,
+        }
+        if outcome != "failed":
+            self.hung_loads = 0
+            self.attached = outcome == "done"
+            self.generation, self.built_at = self.generation + 1, self.clock.now
+            self.abandoned = self.lost_lookups = self.failed_stores = 0
+            self.connection_lost = self.connection_lost and not self.rebuild_helps
+            self.answered = False if not self.rebuild_helps else self.answered
+        return 200, json.dumps({"id": number, "started": True}).encode()
+
     def state(self) -> dict[str, Any]:
         admission = {"share": self.share, "min_chunks": 0, "max_loads": self.max_loads}
         lease = None
@@ -171,7 +239,51 @@ class Peers:
         size = 4 * 256 * self.S
         took = {"lookup_s": 0.005, "load_s": size / self.bandwidth}
         sample = {"chunks": 4, "bytes": size, "overlapped": False, **took}
-        last = {"id": self.probe_id, "outcome": "done", "error": None, "age_s": 0.0}
+        outcome = self.lost_outcome if self.probe_of == "lost" else "done"
+        if self.store_problem is not None or self.frozen:
+            outcome = "failed"
+        last = {
+            "id": self.probe_id,
+            "of": self.probe_of,
+            "outcome": outcome,
+            "error": self.store_problem,
+            "age_s": 0.0,
+        }
+        state = self._admission(admission, lease, last, sample)
+        return state if self.old_gate else {**state, **self._adapter()}
+
+    def _adapter(self) -> dict[str, Any]:
+        why_not = {"abort": "it cannot be closed", "rebuild": "it cannot be closed"}
+        return {
+            "can": {
+                "probe": True,
+                "abort": self.can_abort,
+                "rebuild": self.can_rebuild,
+                "why_not": {
+                    op: why
+                    for op, why in why_not.items()
+                    if not (self.can_abort if op == "abort" else self.can_rebuild)
+                },
+            },
+            "adapter": {
+                "generation": self.generation,
+                "attached": self.attached,
+                "answered": self.answered,
+                "age_s": self.clock.now - self.built_at,
+                "last_answer_age_s": None,
+                "lost_lookups": self.lost_lookups,
+                "failed_stores": self.failed_stores,
+                "parked": 0,
+                "releasing": 0,
+                "store_problem": self.store_problem,
+            },
+            "in_flight": {"abandoned_lookups": self.abandoned},
+            "rebuild": {"running": False, "last": self.rebuild_last},
+        }
+
+    def _admission(
+        self, admission: dict[str, Any], lease: Any, last: dict[str, Any], sample: dict[str, Any]
+    ) -> dict[str, Any]:
         return {
             "schema": 1,
             "l2": "resp",
@@ -184,7 +296,9 @@ class Peers:
             "known_keys": 40,
             "probe": {
                 "running": False,
-                "last": {**last, "samples": [sample]} if self.probe_id else None,
+                "last": {**last, "samples": [sample] if last["outcome"] == "done" else []}
+                if self.probe_id
+                else None,
             },
         }
 
@@ -203,7 +317,7 @@ class Peers:
             "vllm:num_requests_waiting": 0,
             "process_start_time_seconds": 1,
         }
-        return "".join(f"{name} {value}\n" for name, value in rows.items())
+        return "".join(f"{name} {float(value)}\n" for name, value in rows.items())
 
     def _cache(self) -> str:
         rows: dict[str, float] = {"process_start_time_seconds": 2}
@@ -227,8 +341,24 @@ class Peers:
             for answer in ("hit", "partial", "miss", "bypassed", "declined"):
                 count = {"hit": self.loads, "bypassed": self.requests}.get(answer, 0)
                 rows[f'kvguard_gate_lookups_total{{answer="{answer}"}}'] = count
-            rows["kvguard_gate_loads_in_flight"] = 0
-            rows["kvguard_gate_in_flight_bytes"] = 0
+            rows["kvguard_gate_loads_in_flight"] = self.hung_loads
+            rows["kvguard_gate_in_flight_bytes"] = self.hung_loads * size
+            ages = {
+                "oldest_load_seconds": self.hung_since if self.hung_loads else None,
+                "oldest_lookup_seconds": self.lookup_since,
+                "last_completion_age_seconds": self.completed_at,
+            }
+            if not self.old_gate:
+                ages["last_answer_age_seconds"] = self.answered_at
+                ages["adapter_age_seconds"] = self.built_at
+                rows["kvguard_gate_adapter_attached"] = self.attached
+                rows["kvguard_gate_adapter_answered"] = self.answered
+                rows["kvguard_gate_lost_lookups"] = self.lost_lookups
+                rows["kvguard_gate_failed_stores"] = self.failed_stores
+                rows["kvguard_gate_releasing_loads"] = 0
+            for name, began in ages.items():
+                if began is not None:
+                    rows[f"kvguard_gate_{name}"] = self.clock.now - began
             rows["kvguard_gate_admission_share"] = self.share
             rows["kvguard_gate_revision"] = self.revision
-        return "".join(f"{name} {value}\n" for name, value in rows.items())
+        return "".join(f"{name} {float(value)}\n" for name, value in rows.items())

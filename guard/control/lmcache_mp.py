@@ -1,7 +1,8 @@
 """Control of LMCache's MP server: only through the gate's own operations.
 
-The one route used is `POST /reconfigure/plugin/l2/{admission,probe}`. Every write is a
-compare-and-set on the gate's revision, and counts as done only by the state it answered.
+The one route used is `POST /reconfigure/plugin/l2/{admission,probe,abort,rebuild}`. Every
+write is a compare-and-set on the gate's revision, and counts as done only by the state it
+answered.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from guard.errors import (
     SourceError,
     SourceUnreadable,
 )
+from guard.policy.types import Operation
 from guard.sources.gate import GateStatus, from_state, parse_status
 from guard.sources.http import HttpClient
 
 STATUS_PATH = "/reconfigure/plugin/l2/status"
 ADMISSION_PATH = "/reconfigure/plugin/l2/admission"
 PROBE_PATH = "/reconfigure/plugin/l2/probe"
+OPERATION_PATH = "/reconfigure/plugin/l2/"  # and the operation's name
 
 
 class GateControl:
@@ -84,22 +87,52 @@ class GateControl:
         return state
 
     async def probe(
-        self, known: GateStatus, *, chunks: int, count: int, max_bytes: int, deadline_seconds: float
-    ) -> None:
-        """Ask the gate to re-read known keys; its result comes with a later status.
+        self,
+        known: GateStatus,
+        *,
+        chunks: int,
+        count: int,
+        max_bytes: int,
+        deadline_seconds: float,
+        lost: bool = False,
+    ) -> int | None:
+        """Ask the gate to re-read known keys, or those that it lost; the result comes with
+        a later status, under the id given here (None where the gate gave none).
 
         Raises ControlConflict (a probe runs), ControlRefused, ControlUnreachable.
         """
-        await self._post(
-            PROBE_PATH,
-            {
-                "adapter_index": known.adapter_index,
-                "chunks": chunks,
-                "count": count,
-                "max_bytes": max_bytes,
-                "deadline_s": deadline_seconds,
-            },
-        )
+        payload: dict[str, Any] = {
+            "adapter_index": known.adapter_index,
+            "chunks": chunks,
+            "count": count,
+            "max_bytes": max_bytes,
+            "deadline_s": deadline_seconds,
+        }
+        if lost:  # a gate of an older version does not know the key
+            payload["of"] = "lost"
+        return _id(await self._post(PROBE_PATH, payload))
+
+    async def operate(
+        self, known: GateStatus, operation: Operation, *, holder: str, reason: str
+    ) -> int | None:
+        """Have the gate abort or rebuild, if nobody wrote since `known` was read; the
+        result comes with a later status, under the id given here.
+
+        Raises ControlConflict (one runs, it is not allowed here, or someone else wrote),
+        ControlRefused, ControlUnreachable (whether it acted is unknown).
+        """
+        payload: dict[str, Any] = {
+            "adapter_index": known.adapter_index,
+            "holder": printable(holder),
+            "reason": printable(reason),
+            "if_revision": known.revision,
+        }
+        if operation.kind == "abort":
+            payload["release_bytes_per_s"] = operation.release_bytes_per_second
+            payload["release_within_s"] = operation.release_within_seconds
+        else:
+            payload["cause"] = operation.cause
+        return _id(await self._post(OPERATION_PATH + operation.kind, payload))
 
     async def _post(self, path: str, payload: Mapping[str, Any]) -> Mapping[str, Any]:
         url = self._base + path
@@ -126,6 +159,11 @@ class GateControl:
             return from_state(self._base + ADMISSION_PATH, document, adapter_index)
         except SourceUnreadable as error:
             raise ControlUnreachable(f"{error}; whether the gate acted is unknown") from error
+
+
+def _id(document: Mapping[str, Any]) -> int | None:
+    given = document.get("id")
+    return given if isinstance(given, int) and not isinstance(given, bool) else None
 
 
 def printable(text: str) -> str:

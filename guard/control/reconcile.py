@@ -7,12 +7,12 @@ did not confirm is not in force, and a person's hold that is not ours is left al
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from guard.control.lmcache_mp import GateControl
 from guard.errors import ControlError, SourceError
-from guard.policy.types import Admission, Override
+from guard.policy.types import Admission, Operation, Override
 from guard.sources.gate import GateStatus
 from guard.sources.lmcache_mp import PrefetchSlots
 from guard.sources.samples import Sample
@@ -33,6 +33,17 @@ class Wanted:
     holder: str
     reason: str
     lease_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Whether the gate began what it was asked for, and under which id its result comes;
+    else why not, in words and as the word of the error."""
+
+    began: bool
+    id: int | None = None
+    error: str | None = None
+    kind: str = "refused"
 
 
 class Reconciler:
@@ -77,6 +88,7 @@ class Reconciler:
             known is not None
             and not self._must_read
             and not known.probe_running
+            and not known.rebuild_running
             and known.epoch == epoch
             and cache.values.get("gate.revision") == known.revision
             and self._monotonic() - self._status_at < self._status_seconds
@@ -156,26 +168,42 @@ class Reconciler:
         self.requests["renewed" if same else "written"] += 1
         return True
 
-    async def probe(self, chunks: int, max_bytes: int, deadline_seconds: float) -> bool:
-        """Ask for one probe; True when it started."""
+    async def probe(
+        self, chunks: int, max_bytes: int, deadline_seconds: float, *, lost: bool = False
+    ) -> Started:
+        """Ask for one probe, of known keys or of those that were lost."""
         if self.status is None:
-            return False
+            return Started(False, error=OBSERVE_ONLY)
+        probe = self._control.probe(
+            self.status,
+            chunks=chunks,
+            count=1,
+            max_bytes=max_bytes,
+            deadline_seconds=deadline_seconds,
+            lost=lost,
+        )
+        return await self._start("probe", probe)
+
+    async def operate(self, operation: Operation, reason: str) -> Started:
+        """Ask for one abort or rebuild, in the name of whoever holds the gate."""
+        if self.status is None:
+            return Started(False, error=OBSERVE_ONLY)
+        holder = self.status.holder or self.holder
+        return await self._start(
+            operation.kind,
+            self._control.operate(self.status, operation, holder=holder, reason=reason),
+        )
+
+    async def _start(self, name: str, request: Awaitable[int | None]) -> Started:
+        self._must_read = True
         try:
-            await self._control.probe(
-                self.status,
-                chunks=chunks,
-                count=1,
-                max_bytes=max_bytes,
-                deadline_seconds=deadline_seconds,
-            )
+            identity = await request
         except ControlError as error:
             self.error = str(error)
-            self.requests[f"probe_{error.kind}"] += 1
-            self._must_read = True
-            return False
-        self.requests["probe"] += 1
-        self._must_read = True
-        return True
+            self.requests[f"{name}_{error.kind}"] += 1
+            return Started(False, error=str(error), kind=error.kind)
+        self.requests[name] += 1
+        return Started(True, identity)
 
 
 def _max_loads(slots: PrefetchSlots | None, now: int) -> int | None:
