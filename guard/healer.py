@@ -160,6 +160,8 @@ def _words(last: RebuildResult) -> str:
     ended = (
         f"ended {last.ended_loads} loads, {last.ended_lookups} lookups, {last.ended_stores} stores"
     )
+    if last.parked:
+        ended = "the old one cannot be closed yet, what it left waits"
     if last.outcome == "done":
         return f"a fresh adapter serves; {ended}"
     what = f"{last.outcome}: {last.error}" if last.error else last.outcome

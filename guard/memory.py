@@ -17,7 +17,9 @@ _VOLATILE = frozenset(
     {"episode_last", "episode_ticks", "episode_since", "next_probe_at", "next_abort_at"}
 )
 
-_HEALING_VOLATILE = frozenset({"seen_at", "probe_asked_at", "next_probe_at", "probe_tries"})
+_HEALING_VOLATILE = frozenset(
+    {"seen_at", "probe_asked_at", "next_probe_at", "probe_tries", "incurable"}
+)
 
 
 class StateStore(Protocol):

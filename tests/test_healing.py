@@ -76,6 +76,7 @@ class Run:
     busy: bool = False
     probe: ProbeResult | None = None
     lost: ProbeResult | None = None
+    failed: float = 2.0
     cures: list[tuple[float, str]] = field(default_factory=list)
     probes: list[float] = field(default_factory=list)
     events: list[tuple[float, str, str | None]] = field(default_factory=list)
@@ -107,6 +108,13 @@ class Run:
     def ticks(self, count: int, **figures: Any) -> Healing:
         for _ in range(count):
             healing = self.tick(**figures)
+        return healing
+
+    def failing(self, count: int) -> Healing:
+        """One more store fails every second."""
+        for _ in range(count):
+            self.failed += 1.0
+            healing = self.tick(failed_stores=self.failed, last_answer_age=0.2)
         return healing
 
     def told(self) -> list[tuple[str, str | None]]:
@@ -227,37 +235,46 @@ def test_a_probe_that_is_served_while_given_up_lookups_hang_is_a_lost_connection
 
 def test_back_off_doubles_up_to_a_minute_and_starts_again_after_a_healthy_one() -> None:
     run = Run()
-    run.ticks(300, **STORES)
+    run.failing(300)
     times = [when for when, _ in run.cures]
     assert [b - a for a, b in pairwise(times)] == [2, 4, 8, 16, 32, 60, 60, 60]
     run.ticks(62)
     assert run.state.courses == {}
     before = len(run.cures)
-    run.ticks(4, **STORES)
+    run.failing(4)
     assert len(run.cures) == before + 2
+
+
+def test_a_count_that_stands_still_is_no_new_sign() -> None:
+    run = Run()
+    run.failing(1)
+    run.ticks(120, **STORES)
+    assert len(run.cures) == 1
+    assert run.told() == [("began", "stores_failing"), ("ended", "stores_failing")]
 
 
 def test_an_ailment_that_comes_back_soon_goes_on_with_its_back_off() -> None:
     run = Run()
-    run.tick(**STORES)
+    run.failing(1)
     run.ticks(20)
     assert run.told()[-1] == ("ended", "stores_failing")
-    run.tick(**STORES)
-    healing = run.tick(**STORES)
+    run.failing(1)
+    healing = run.failing(1)
     assert healing.attempts == 2
     assert healing.next_at == run.now - 1 + 4
 
 
 def test_five_cures_in_vain_page_and_it_goes_on_trying() -> None:
     run = Run()
-    run.ticks(33, **STORES)
+    run.failing(33)
     assert len(run.cures) == 5
-    assert run.ticks(2, **STORES).incurable is not None
-    healing = run.ticks(60, **STORES)
+    assert run.failing(2).incurable is not None
+    healing = run.failing(60)
     assert "the store takes nothing" in str(healing.incurable)
     assert "did not help" in str(healing.incurable)
     assert len(run.cures) >= 6
     assert [event for event, _ in run.told()] == ["began", "incurable"]
+    assert run.tick().incurable is not None
     assert run.ticks(6).incurable is None
 
 
@@ -266,6 +283,13 @@ def test_an_adapter_that_cannot_be_rebuilt_needs_a_person_at_once() -> None:
     healing = run.ticks(30, **HUNG)
     assert "fs keeps writing" in str(healing.incurable)
     assert (run.cures, healing.next_at) == ([], None)
+
+
+def test_a_gate_that_only_waits_for_old_adapters_pages_after_a_minute() -> None:
+    why = {"rebuild": "2 old adapters cannot be closed yet"}
+    run = Run(replace(GATE, can_rebuild=False, generation=3, why_not=why))
+    assert run.failing(50).incurable is None
+    assert "cannot be closed yet" in str(run.failing(15).incurable)
 
 
 def test_observe_tells_once_and_asks_nothing() -> None:
@@ -317,7 +341,7 @@ def test_a_refused_password_needs_a_person_at_once() -> None:
     healing = run.tick(**DETACHED)
     assert healing.ailment == "detached"
     assert "the store refuses the password" in str(healing.incurable)
-    assert run.tick(**STORES).ailment == "store_unreachable"
+    assert run.failing(1).ailment == "store_unreachable"
 
 
 def test_detached_is_the_gates_to_cure() -> None:
@@ -345,16 +369,16 @@ def test_a_probe_that_never_tells_is_not_waited_for_for_ever() -> None:
 
 def test_busy_waits() -> None:
     run = Run(busy=True)
-    run.ticks(30, **STORES)
+    run.failing(30)
     assert run.cures == []
     run.busy = False
-    run.tick(**STORES)
+    run.failing(1)
     assert len(run.cures) == 1
 
 
 def test_the_state_goes_through_json_and_back() -> None:
     run = Run()
-    run.ticks(10, **STORES)
+    run.failing(10)
     run.ticks(1, **LOST)
     document = json.loads(json.dumps(asdict(run.state)))
     assert HealingState.from_document(document) == run.state

@@ -62,9 +62,12 @@ class Finding:
     probe: bool = False
 
 
-def diagnose(facts: Facts, proof: Proof | None, probes: int) -> Finding | None:
+def diagnose(
+    facts: Facts, proof: Proof | None, probes: int, failed_before: float
+) -> Finding | None:
     """The finding of this tick, None when nothing is wrong or it cannot be told. `proof`
-    is what a probe of the lost keys showed, `probes` how many of them showed nothing."""
+    is what a probe of the lost keys showed, `probes` how many of them showed nothing,
+    `failed_before` how many stores in a row had failed when a cure was last tried."""
     snapshot = facts.snapshot
     if snapshot.value("adapter_attached") == 0:
         problem = store_problem(facts)
@@ -73,7 +76,7 @@ def diagnose(facts: Facts, proof: Proof | None, probes: int) -> Finding | None:
         _never_answers(facts)
         or _lost(facts, proof, probes)
         or _silent_beside_probe(facts)
-        or _stores(facts)
+        or _stores(facts, failed_before)
         or _hung(facts)
     )
     problem = store_problem(facts)
@@ -164,9 +167,11 @@ def _silent_beside_probe(facts: Facts) -> Finding | None:
     )
 
 
-def _stores(facts: Facts) -> Finding | None:
+def _stores(facts: Facts, failed_before: float) -> Finding | None:
+    """The count goes on over a rebuild; only a store that failed after it speaks against
+    the fresh adapter."""
     failed = facts.snapshot.value("failed_stores")
-    if failed is None or failed < _FAILED_STORES:
+    if failed is None or failed < _FAILED_STORES or failed == failed_before:
         return None
     return Finding("stores_failing", f"{failed:.0f} stores in a row failed", "connection_lost")
 

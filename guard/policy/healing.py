@@ -33,7 +33,7 @@ _CURES_WITHIN_SECONDS = 600.0
 _CURE_TAKES_SECONDS = 3.0
 # The gate ends a probe after ten.
 _PROBE_TAKES_SECONDS = 12.0
-_UNREACHABLE_PAGES_SECONDS = 60.0
+_WAITS_PAGES_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +48,24 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class HealingState:
-    """All that healing remembers. `seen_at` is when something was last wrong; `proof` and
-    the `probe*` fields belong to the lost keys that a probe looks for, `probes` being those
-    that could not tell; `told` are the
-    events of this ailment that were told."""
+    """All that healing remembers. `seen_at` is when something was last wrong, `incurable`
+    what was then to be done by a person; `told` are the events of this ailment that were
+    told. `proof` and the `probe*` fields belong to the lost keys that a probe looks for,
+    `probes` being those that could not tell. `failed_stores` is the count that the last
+    cure was tried on."""
 
     ailment: Ailment | None = None
     since: float = 0.0
     seen_at: float = 0.0
     courses: Mapping[str, Course] = field(default_factory=dict)
+    incurable: str | None = None
     told: tuple[str, ...] = ()
     proof: Proof | None = None
     probes: int = 0
     probe_tries: int = 0
     probe_asked_at: float | None = None
     next_probe_at: float = 0.0
+    failed_stores: float = 0.0
 
     @staticmethod
     def from_document(document: Mapping[str, Any]) -> HealingState:
@@ -81,7 +84,10 @@ def heal(
 ) -> tuple[Healing, HealingState]:
     """What is wrong, what to do now, and the state to remember. `random` gives [0, 1)."""
     state = _read_probe(facts, state, now)
-    finding = diagnose(facts, state.proof, state.probes)
+    failed = facts.snapshot.value("failed_stores")
+    if failed is not None and failed < state.failed_stores:
+        state = replace(state, failed_stores=0.0)
+    finding = diagnose(facts, state.proof, state.probes, state.failed_stores)
     if finding is None:
         return _well(state, now)
     state = replace(state, seen_at=now)
@@ -104,8 +110,8 @@ def heal(
         event = "would_rebuild"
     if event is None and incurable is not None and "incurable" not in state.told:
         event = "incurable"
-    if event in ("would_rebuild", "incurable"):
-        state = replace(state, told=(*state.told, event))
+    told = (event,) if event in ("would_rebuild", "incurable") else ()
+    state = replace(state, incurable=incurable, told=(*state.told, *told))
     return replace(
         _shown(cause or "", state, finding.words),
         next_at=_next_at(facts, finding, state),
@@ -125,12 +131,12 @@ def _well(state: HealingState, now: float) -> tuple[Healing, HealingState]:
         return Healing(None), state
     if quiet < _ENDED_AFTER_SECONDS:
         words = f"nothing wrong for {quiet:.0f} s"
-        return _shown("", state, words), state
+        return replace(_shown("", state, words), incurable=state.incurable), state
     ended = replace(
         _shown("", state, f"{state.ailment} is over after {state.seen_at - state.since:.0f} s"),
         event="ended",
     )
-    return ended, replace(state, ailment=None, told=())
+    return ended, replace(state, ailment=None, incurable=None, told=())
 
 
 def _shown(cause: str, state: HealingState, words: str) -> Healing:
@@ -174,7 +180,8 @@ def _cure(
     # What the lost keys were proved to be is used up: the next ones are others.
     probes = 0 if state.proof is not None else state.probes
     courses = {**state.courses, finding.cure: tried}
-    state = replace(state, courses=courses, proof=None, probes=probes)
+    failed = facts.snapshot.value("failed_stores") or 0.0
+    state = replace(state, courses=courses, proof=None, probes=probes, failed_stores=failed)
     return Operation("rebuild", finding.cure), state
 
 
@@ -227,7 +234,7 @@ def _incurable(
                 f"the store refuses the password: {problem}; correct it where the adapter is "
                 "configured and restart the LMCache server"
             )
-        if now - state.since >= _UNREACHABLE_PAGES_SECONDS:
+        if now - state.since >= _WAITS_PAGES_SECONDS:
             return (
                 f"the store cannot be reached: {finding.words}; bring it back, and L2 "
                 "returns by itself"
@@ -237,6 +244,9 @@ def _incurable(
     if cause is None or help_ is None:
         return None
     if gate is None or not gate.can_rebuild:
+        # One that has exchanged adapters can: those it could not close yet are in the way.
+        if gate is not None and gate.generation and now - state.since < _WAITS_PAGES_SECONDS:
+            return None
         why = (gate.why_not.get("rebuild") if gate else None) or "the gate is too old"
         return f"{help_}; the adapter cannot be built anew here ({why})"
     course = state.courses.get(cause, Course())

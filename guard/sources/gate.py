@@ -110,7 +110,8 @@ class ProbeResult:
 class RebuildResult:
     """The gate's last finished abort or rebuild. `outcome` is done (a fresh adapter
     serves), detached (the old one is closed and the store takes no connection) or failed
-    (nothing changed); `error` says why in words; `age_seconds` counts since it ended."""
+    (nothing changed); `error` says why in words; `age_seconds` counts since it ended;
+    `parked` when the old one cannot be closed yet, so what it left is not answered yet."""
 
     id: int
     operation: str
@@ -121,6 +122,7 @@ class RebuildResult:
     ended_loads: int
     ended_lookups: int
     ended_stores: int
+    parked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +242,7 @@ def _rebuild(last: Mapping[str, Any] | None) -> RebuildResult | None:
         ended_loads=int(last.get("ended_loads", 0)),
         ended_lookups=int(last.get("ended_lookups", 0)),
         ended_stores=int(last.get("ended_stores", 0)),
+        parked=bool(last.get("parked", False)),
     )
 
 
