@@ -168,7 +168,7 @@ class LoadEstimator:
             bounds.append((bound, f"at most: {flying}, none of it completed"))
         for seconds in _BOUND_WINDOWS_SECONDS:
             window = history.window(seconds, since)
-            bound = window and window_bound(window, fixed, _BOUND_MIN_SECONDS)
+            bound = window_bound(window, fixed, _BOUND_MIN_SECONDS) if window else None
             if window is not None and bound is not None:
                 completed = (window.delta("gate.all.bytes") or 0.0) / 1e6
                 words = f"at most: {flying}, {completed:.1f} MB completed in {window.seconds:.0f} s"
