@@ -24,6 +24,7 @@ from typing import Any
 
 import httpx
 
+from .gate_host import Client
 from .guard_handle import Guard
 from .model import ELEMENT_TYPE, write_model
 from .processes import HOST, Child, LabError, Run, free_ports
@@ -56,6 +57,9 @@ class Stack:
     `gated` wraps the store's adapter in the checkout's gate. `lmcache` puts a folder with
     another LMCache first on the cache server's path (not the engine's).
     `engine_connector=False` serves without a cache: what recomputing alone gives.
+    `store_args` go to redis-server. `inner_params` go into the adapter's configuration.
+    `disk_bytes` makes L2 the `fs` adapter on a disk of its own of that size (`disk`), in
+    a mount namespace of the cache server's; redis-server and proxy then stand by idle.
     """
 
     def __init__(
@@ -65,25 +69,35 @@ class Stack:
         lmcache: Path | None = None,
         engine_connector: bool = True,
         gate_params: Mapping[str, Any] | None = None,
+        store_args: Sequence[str] = (),
+        inner_params: Mapping[str, Any] | None = None,
+        disk_bytes: int | None = None,
         logs: Path | None = None,
     ) -> None:
         self.gated = gated
+        self.disk_bytes = disk_bytes
         self.start_seconds: dict[str, float] = {}
         self._logs = logs or LAB_RUN / "logs"
         self._guards: list[Guard] = []
         self._run = Run()
+        self._mount_point = self._run.directory / "disk"
+        inner = {"type": "fs", "base_path": str(self._mount_point)} if disk_bytes else None
         try:
-            self._lay_out(gated, lmcache, engine_connector, gate_params or {})
+            self._lay_out(
+                lmcache, engine_connector, gate_params or {}, store_args, inner, inner_params or {}
+            )
         except BaseException:
             self._run.close()
             raise
 
     def _lay_out(
         self,
-        gated: bool,
         lmcache: Path | None,
         engine_connector: bool,
         gate_params: Mapping[str, Any],
+        store_args: Sequence[str],
+        inner: Mapping[str, Any] | None,
+        inner_params: Mapping[str, Any],
     ) -> None:
         ports = free_ports(6)
         store, proxy, control, cache, cache_http, engine = ports
@@ -100,7 +114,10 @@ class Stack:
             *("redis-server", "--bind", HOST, "--port", store, "--dir", self._run.directory),
             *("--save", "", "--appendonly", "no"),
             *("--maxmemory", "4gb", "--maxmemory-policy", "allkeys-lru"),
+            *store_args,
         )
+        inner = inner or {"type": "resp", "host": HOST, "port": proxy, "num_workers": 8}
+        adapter = _adapter({**inner, **inner_params}, self.gated, gate_params)
         # The cache server takes the gate from this checkout, wherever the lab was built.
         search = [str(path) for path in (lmcache, CHECKOUT) if path is not None]
         self.proxy = self._child(
@@ -109,13 +126,14 @@ class Stack:
         )
         self.cache = self._child(
             "lmcache",
+            *self._disk_before(),
             *(_program("lmcache"), "server", "--host", HOST, "--port", cache),
             *("--http-host", HOST, "--http-port", cache_http),
             *("--l1-size-gb", "1", "--l1-init-size-gb", "1", "--chunk-size", CHUNK_TOKENS),
             *("--supported-transfer-mode", "auto", "--shm-name", f"{self._run.name}-l1"),
             *("--eviction-policy", "LRU", "--l2-store-policy", "skip_l1"),
             *("--l2-prefetch-policy", "default", "--l2-prefetch-max-in-flight", "8"),
-            *("--l2-adapter", json.dumps(_adapter(proxy, gated, gate_params))),
+            *("--l2-adapter", json.dumps(adapter)),
             env={"PYTHONPATH": os.pathsep.join(search)},
         )
         connector = {
@@ -136,6 +154,24 @@ class Stack:
             "--enable-prompt-tokens-details",
             *(("--kv-transfer-config", json.dumps(connector)) if engine_connector else ()),
         )
+
+    def _disk_before(self) -> tuple[object, ...]:
+        """What gives the cache server a disk of its own, which ends with it."""
+        if self.disk_bytes is None:
+            return ()
+        self._mount_point.mkdir()
+        unshare = ("unshare", "--mount", *(("--map-root-user",) if os.geteuid() else ()))
+        mount = f'mount -t tmpfs -o size={self.disk_bytes} lab "$0" && exec "$@"'
+        return (*unshare, "sh", "-c", mount, self._mount_point)
+
+    @property
+    def disk(self) -> Path:
+        """The cache server's own disk, as seen from outside its mount namespace."""
+        return Path(f"/proc/{self.cache.pid}/root{self._mount_point}")
+
+    def client(self) -> Client:
+        """Another engine of the cache server, which checks every byte it gets back."""
+        return Client(self._run, f"tcp://{HOST}:{self.cache_port}", 1, None)
 
     def _child(self, name: str, *argv: object, env: Mapping[str, str] | None = None) -> Child:
         log = self._logs / f"{name}.log"
@@ -292,8 +328,7 @@ class Stack:
             return False
 
 
-def _adapter(port: int, gated: bool, params: Mapping[str, Any]) -> dict[str, Any]:
-    inner = {"type": "resp", "host": HOST, "port": port, "num_workers": 8}
+def _adapter(inner: dict[str, Any], gated: bool, params: Mapping[str, Any]) -> dict[str, Any]:
     if not gated:
         return inner
     return {
