@@ -4,8 +4,8 @@
                    "class_name":"GatedL2Adapter",
                    "adapter_params":{"inner":{"type":"resp","host":"valkey","port":6379}}}'
 
-Written by `POST /reconfigure/plugin/l2/{admission,bypass,restore,probe}`, read by
-`GET /reconfigure/plugin/l2/status` and on the server's own `/metrics`.
+Written by `POST /reconfigure/plugin/l2/{admission,bypass,restore,probe,abort,rebuild}`,
+read by `GET /reconfigure/plugin/l2/status` and on the server's own `/metrics`.
 
 Whatever LMCache calls here answers without raising a fault of the gate's own and without
 waiting for anything but the inner adapter. Besides the standard library and
@@ -25,23 +25,22 @@ from guard.gate.known import KnownKeys
 from guard.gate.ledger import VERSION, Ledger
 from guard.gate.lmcache_config import GateConfig, builder
 from guard.gate.lmcache_forward import ForwardingAdapter
+from guard.gate.lmcache_generation import Wrapped
 from guard.gate.lmcache_keys import identities
 from guard.gate.lmcache_lookups import Lookups
 from guard.gate.lmcache_parts import Parts
 from guard.gate.lmcache_probe import Prober
+from guard.gate.lmcache_rebuild import Rebuilder, admit_revision
+from guard.gate.lmcache_status import adapter_state, status
 from guard.gate.lmcache_transfers import Loads, Stores
-from guard.gate.metrics import collector
+from guard.gate.metrics import AdapterState, collector
 from guard.gate.probe_state import ProbeRefused
+from guard.gate.rebuild_state import RebuildRefused, RebuildRequest
 from guard.gate.safety import Bell, Faults, Keeper, bells, logger
+from guard.gate.store_link import StoreLink
 from guard.gate.validate import InvalidWrite
 
-SCHEMA = 1
-OPERATIONS = ("admission", "bypass", "restore", "probe")
-NOT_YET = {
-    "abort": "not supported yet: loads in flight are left to finish, and load_deadline_s is "
-    "kept without effect",
-    "rebuild": "not supported yet: restart the server to build the adapter anew",
-}
+OPERATIONS = ("admission", "bypass", "restore", "probe", "abort", "rebuild")
 SHADOWED_TYPES = frozenset({"resp", "fs"})
 """Adapters whose submitting of a lookup never blocks."""
 
@@ -54,9 +53,8 @@ class GatedL2Adapter(ForwardingAdapter):  # type: ignore[misc]
     def __init__(self, adapter_params: Mapping[str, Any], l1_memory_desc: Any = None) -> None:
         super().__init__(max_capacity_bytes=0)
         config = GateConfig.parse(adapter_params)
-        self._build = builder(config, l1_memory_desc)
-        self._identity: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         clock = time.monotonic
+        build = builder(config, l1_memory_desc)
         self._clock = clock
         self._inner_type = config.inner_type
         self._closed = False
@@ -66,7 +64,7 @@ class GatedL2Adapter(ForwardingAdapter):  # type: ignore[misc]
         self._keeper = Keeper(self._keep, self._faults, f"kvguard-gate-{config.name}"[:15])
         self._known: KnownKeys[Any] = KnownKeys(identities, on_backlog=self._keeper.wake)
         self._bells: tuple[Bell, ...] = ()
-        self._inner = self._build()
+        self._wrapped = Wrapped(build, clock)
         try:
             self._bells = bells(self._inner)
             self._connect(config)
@@ -78,10 +76,16 @@ class GatedL2Adapter(ForwardingAdapter):  # type: ignore[misc]
         self._keeper.start()
         logger.info("kvguard gate %s around %s as %s", VERSION, config.inner_type, self._shown.l2)
 
+    @property
+    def _inner(self) -> Any:
+        """The adapter in use, to which all that is not the gate's matter is forwarded."""
+        return self._wrapped.current.adapter
+
     def _connect(self, config: GateConfig) -> None:
         store_bell, lookup_bell, load_bell = self._bells
-        parts = Parts(
-            inner=self._inner,
+        link = self._link = StoreLink.of(config.inner_type, config.inner)
+        parts = self._parts = Parts(
+            inner=self._wrapped,
             admission=self._admission,
             ledger=self._ledger,
             known=self._known,
@@ -95,14 +99,28 @@ class GatedL2Adapter(ForwardingAdapter):  # type: ignore[misc]
         self._stores = Stores(parts, store_bell)
         self._prober = Prober(
             config.inner_type,
-            config.inner,
-            self._build_for_probe,
+            link,
+            self._wrapped.build,
             self._known,
             self._ledger,
             self._faults,
             clock=self._clock,
         )
-        self._shown = collector().add(config.name, config.inner_type, self._ledger, self._admission)
+        self._rebuilder = Rebuilder(
+            config.inner_type,
+            link,
+            parts,
+            self._bells,
+            self._lookups,
+            self._loads,
+            self._stores,
+        )
+        self._shown = collector().add(
+            config.name, config.inner_type, self._ledger, self._admission, self._adapter_state
+        )
+
+    def _adapter_state(self) -> AdapterState:
+        return adapter_state(self._parts, self._loads, self._stores, self._rebuilder)
 
     # Event fds
 
@@ -149,7 +167,9 @@ class GatedL2Adapter(ForwardingAdapter):  # type: ignore[misc]
     def delete(self, keys: list[Any]) -> None:
         """Delete from L2; the keys count as known no longer."""
         self._forget(keys)
-        self._inner.delete(keys)
+        current = self._wrapped.current
+        if current.serves:
+            current.adapter.delete(keys)
         # A store may have completed meanwhile.
         self._forget(keys)
 
@@ -160,16 +180,12 @@ class GatedL2Adapter(ForwardingAdapter):  # type: ignore[misc]
             self._faults.caught("forgetting deleted keys")
 
     def set_backend_identity(self, *args: Any, **kwargs: Any) -> None:
-        """Told to the inner adapter, and to those that probes build."""
-        self._identity = (args, kwargs)
-        self._inner.set_backend_identity(*args, **kwargs)
+        """Told to the adapter in use, and to all that are built after it."""
+        self._wrapped.set_identity(args, kwargs)
 
-    def _build_for_probe(self) -> Any:
-        adapter = self._build()
-        if self._identity is not None:
-            args, kwargs = self._identity
-            adapter.set_backend_identity(*args, **kwargs)
-        return adapter
+    def register_listener(self, listener: Any) -> None:
+        """Registered with the adapter in use, and with all that take its place."""
+        self._wrapped.listen(listener)
 
     # Control
 
@@ -190,15 +206,15 @@ class GatedL2Adapter(ForwardingAdapter):  # type: ignore[misc]
 
     def reconfigure_status(self) -> dict[str, Any]:
         """LMCache's envelope around the gate's status; `status` is empty after a fault."""
+        shown: dict[str, Any] = {}
         try:
-            status = self._status()
+            shown = self._status()
         except Exception:
             self._faults.caught("reporting the gate's status")
-            status = {}
         return {
             "backend": "plugin",
             "supported_operations": list(OPERATIONS),
-            "status": status,
+            "status": shown,
         }
 
     def reconfigure(
@@ -208,19 +224,25 @@ class GatedL2Adapter(ForwardingAdapter):  # type: ignore[misc]
         *,
         device_owners: Callable[..., list[str]] | None = None,
     ) -> dict[str, Any]:
-        """One operation; answers the status after it, or for a probe its id.
+        """One operation; answers the status after it, or the id of what it started, whose
+        result comes with the status.
 
         Raises only L2ReconfigureError, which LMCache answers with: 400 wrong input, 409 a
-        stale revision or no probe now (with the status), 500 a fault of the gate's own.
+        stale revision, or what cannot be started now (with the status), 500 a fault of the
+        gate's own.
         """
         try:
             if operation == "probe":
                 return {"id": self._prober.start(payload), "started": True}
+            if operation in ("abort", "rebuild"):
+                request = RebuildRequest.parse(operation, payload)
+                admit_revision(request, self._admission.state().revision)
+                return {"id": self._rebuilder.start(request), "started": True}
             self._write(operation, payload)
             return self._status()
         except InvalidWrite as error:
             raise L2ReconfigureError(400, str(error)) from error
-        except (StaleRevision, ProbeRefused) as error:
+        except (StaleRevision, ProbeRefused, RebuildRefused) as error:
             body = {"error": str(error), "state": self.reconfigure_status()["status"]}
             raise L2ReconfigureError(409, str(error), payload=body) from error
         except Exception as error:
@@ -235,8 +257,6 @@ class GatedL2Adapter(ForwardingAdapter):  # type: ignore[misc]
             self._admission.bypass(payload)
         elif operation == "restore":
             self._admission.restore(payload)
-        elif operation in NOT_YET:
-            raise InvalidWrite(f"{operation} is {NOT_YET[operation]}")
         else:
             raise InvalidWrite(
                 f"unknown operation {operation[:40]!r}; known are {', '.join(OPERATIONS)}"
@@ -259,52 +279,28 @@ class GatedL2Adapter(ForwardingAdapter):  # type: ignore[misc]
         if leased and state.lease is None:
             logger.warning("the lease ran out, admission is %s", state.settings.as_dict())
         self._known.settle()
-        self._loads.sweep()
-        due = self._lookups.sweep()
-        if state.expires_in_s is not None:
-            left = state.expires_in_s + 0.001
-            due = left if due is None else min(due, left)
-        return due
+        times = [
+            self._loads.sweep(),
+            self._lookups.sweep(),
+            self._rebuilder.tick(state.settings.load_deadline_s),
+            None if state.expires_in_s is None else state.expires_in_s + 0.001,
+        ]
+        return min((due for due in times if due is not None), default=None)
 
     def _status(self) -> dict[str, Any]:
-        totals = self._ledger.totals()
-        now = self._clock()
-        why_not = dict(NOT_YET)
-        no_probe = self._prober.why_not()
-        if no_probe is not None:
-            why_not["probe"] = no_probe
-        return {
-            "schema": SCHEMA,
-            "version": VERSION,
-            "l2": self._shown.l2,
-            "inner": self._inner_type,
-            **self._admission.state().as_dict(),
-            "in_flight": {
-                "loads": totals.loads_in_flight,
-                "bytes": totals.bytes_in_flight,
-                "oldest_load_s": totals.oldest_load_seconds,
-                "lookups": totals.lookups_in_flight,
-                "oldest_lookup_s": totals.oldest_lookup_seconds,
-                "abandoned_lookups": self._lookups.abandoned,
-            },
-            "can": {
-                "probe": no_probe is None,
-                "abort": False,
-                "rebuild": False,
-                "why_not": why_not,
-            },
-            "known_keys": len(self._known),
-            "probe": self._prober.as_dict(),
-            "recent_loads": [
-                {
-                    "start_ago_s": now - load.start,
-                    "end_ago_s": now - load.end,
-                    "bytes": load.bytes,
-                    "alone": load.alone,
-                }
-                for load in self._ledger.recent_loads()
-            ],
-        }
+        return status(
+            self._shown.l2,
+            self._inner_type,
+            self._admission,
+            self._ledger,
+            len(self._known),
+            self._lookups.abandoned,
+            self._adapter_state(),
+            self._link,
+            self._prober,
+            self._rebuilder,
+            self._clock,
+        )
 
     def close(self) -> None:
         """Close the inner adapter, once; what is in flight gets no more answers."""
@@ -312,6 +308,7 @@ class GatedL2Adapter(ForwardingAdapter):  # type: ignore[misc]
             return
         self._closed = True
         for step in (
+            self._rebuilder.stop,
             self._keeper.stop,
             self._prober.cancel,
             lambda: collector().remove(self._shown),
@@ -321,7 +318,8 @@ class GatedL2Adapter(ForwardingAdapter):  # type: ignore[misc]
             except Exception:
                 self._faults.caught("closing")
         try:
-            self._inner.close()
+            if self._wrapped.current.phase != "closed":
+                self._inner.close()
         finally:
             for bell in self._bells:
                 bell.close()

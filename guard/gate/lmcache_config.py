@@ -15,6 +15,8 @@ from lmcache.v1.distributed.l2_adapters.config import get_l2_adapter_config_clas
 from lmcache.v1.distributed.l2_adapters.factory import create_l2_adapter_from_registry
 
 from guard.gate.admission import Settings
+from guard.gate.descriptors import above_floor
+from guard.gate.store_link import StoreLink
 from guard.gate.validate import InvalidWrite, no_other_keys, shown, text
 
 MAX_NAME = 64
@@ -25,6 +27,7 @@ _SETTINGS = {
     "default_min_chunks": "min_chunks",
     "default_writes": "writes",
     "default_lookup_deadline_s": "lookup_deadline_s",
+    "default_load_deadline_s": "load_deadline_s",
 }
 _KEYS = frozenset({"inner", "name", *_SETTINGS})
 
@@ -93,7 +96,12 @@ def builder(config: GateConfig, l1_memory_desc: Any) -> Callable[[], L2AdapterIn
         if parse is not None:
             setattr(inner_config, attribute, parse(spec))
 
+    link = StoreLink.of(config.inner_type, config.inner)
+
     def build() -> L2AdapterInterface:
-        return create_l2_adapter_from_registry(inner_config, l1_memory_desc)
+        if not link.host:
+            return create_l2_adapter_from_registry(inner_config, l1_memory_desc)
+        with above_floor(link, getattr(inner_config, "num_workers", 1)):
+            return create_l2_adapter_from_registry(inner_config, l1_memory_desc)
 
     return build

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +11,16 @@ from typing import Any
 from guard.gate.admission import Admission
 from guard.gate.known import KnownKeys
 from guard.gate.ledger import Ledger
+from guard.gate.lmcache_generation import Wrapped
 from guard.gate.safety import Bell, Faults
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of one gate. `inner` is the wrapped adapter, `clock` monotonic seconds,
+    """The parts of one gate. `inner` is the adapter in use, `clock` monotonic seconds,
     and `wake` has the gate's own thread look after things soon."""
 
-    inner: Any
+    inner: Wrapped
     admission: Admission
     ledger: Ledger
     known: KnownKeys[Any]
@@ -30,7 +32,9 @@ class Parts:
 class Tasks:
     """Tasks of one sort, and the bell that tells LMCache of their results.
 
-    Task ids are the inner adapter's own, from 0; the gate's own answers have negative ones.
+    Task ids are made of the adapter's own and its generation; the gate's own answers have
+    negative ones. `lock` is held while something is asked of the adapter in use, so that
+    whoever exchanges it knows all that was asked.
     """
 
     def __init__(self, parts: Parts, bell: Bell) -> None:
@@ -43,3 +47,4 @@ class Tasks:
         self._wake = parts.wake
         self._bell = bell
         self._own_ids = itertools.count(-1, -1)
+        self.lock = threading.Lock()

@@ -1,11 +1,10 @@
 """Probing: known keys re-read through an adapter of the probe's own, so that no user waits.
 
-What is delicate here is the end of that adapter. The close of a native adapter holds the
-interpreter lock, and one whose workers hang in a TCP connect freezes the whole server. So a
-store must answer a ping within a second before an adapter is built, an adapter is closed
-only when it has answered all it was asked and no connection to its store is being set up,
-and any other is parked, with its buffers, which it may yet write into. With a few parked no
-more probes are made.
+What is delicate here is the end of that adapter (see `store_link`). A store must answer a
+ping within a second before an adapter is built, an adapter is closed only when it has
+answered all it was asked and no connection to its store is being set up, and any other is
+parked, with its buffers, which it may yet write into. With a few parked no more probes are
+made.
 """
 
 from __future__ import annotations
@@ -13,29 +12,27 @@ from __future__ import annotations
 import os
 import random
 import select
-import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lmcache.v1.memory_management import BytesBufferMemoryObj
 
+from guard.gate.descriptors import closing
 from guard.gate.known import KnownKeys
 from guard.gate.ledger import Ledger
 from guard.gate.lmcache_keys import distinct_chunks
 from guard.gate.probe_state import ProbeRefused, ProbeRequest, ProbeSample, ProbeState
 from guard.gate.safety import Faults
+from guard.gate.store_link import StoreLink
 
 PROBED_TYPES = frozenset({"resp", "fs"})
 """Adapters that read into any memory and allow a second instance: proved by tests."""
 
 MAX_PARKED = 2
-PING_SECONDS = 1.0
 _IDLE_POLL_SECONDS = 0.01
 _CANCEL_POLL_MS = 50
-_SYN_SENT = "02"
 
 
 class _Stopped(Exception):
@@ -62,7 +59,7 @@ class Prober:
     def __init__(
         self,
         inner_type: str,
-        inner: Mapping[str, Any],
+        link: StoreLink,
         build: Callable[[], Any],
         known: KnownKeys[Any],
         ledger: Ledger,
@@ -71,7 +68,7 @@ class Prober:
         clock: Callable[[], float],
     ) -> None:
         self._type = inner_type
-        self._store = _store_address(inner) if inner_type == "resp" else None
+        self._link = link
         self._build = build
         self._known = known
         self._ledger = ledger
@@ -102,7 +99,7 @@ class Prober:
         reason = self.why_not()
         if reason is not None:
             raise ProbeRefused(f"no probe: {reason}")
-        probe = self._state.begin()
+        probe = self._state.begin(request.of)
         try:
             threading.Thread(
                 target=self._run, args=(request,), name="kvguard-probe", daemon=True
@@ -126,13 +123,13 @@ class Prober:
             if len(self._parked) >= MAX_PARKED:
                 raise _Stopped("failed", "adapters of earlier probes cannot be closed yet")
             self._wait_idle(until)
-            problem = _ping(*self._store) if self._store else None
+            problem = self._link.problem()
             if problem is not None:
                 raise _Stopped("failed", problem)
             own = _Adapter(self._build())
             left = request.max_bytes
             for _ in range(request.count):
-                sample = self._sample(own, request.chunks, left, until)
+                sample = self._sample(own, request, left, until)
                 samples.append(sample)
                 left -= sample.bytes
                 if left <= 0 or self._clock() >= until:
@@ -160,8 +157,13 @@ class Prober:
                 raise _Stopped("overlapped", "loads or lookups were in flight all the time")
             self._cancelled.wait(_IDLE_POLL_SECONDS)
 
-    def _sample(self, own: _Adapter, chunks: int, max_bytes: int, until: float) -> ProbeSample:
-        picked = self._known.sample(chunks, max_bytes, self._chooser)
+    def _sample(
+        self, own: _Adapter, request: ProbeRequest, max_bytes: int, until: float
+    ) -> ProbeSample:
+        lost = request.of == "lost"
+        picked = self._known.sample(request.chunks, max_bytes, self._chooser, lost=lost)
+        if not picked and lost:
+            raise _Stopped("missing", "no lookup has missed a key that was known")
         if not picked:
             raise _Stopped("missing", f"no key is known of which one fits into {max_bytes} bytes")
         keys = [key for key, _ in picked]
@@ -221,8 +223,7 @@ class Prober:
 
     def _dispose(self, own: _Adapter) -> None:
         try:
-            if own.pending is None and not self._connecting():
-                own.adapter.close()
+            if own.pending is None and self._close(own):
                 return
         except Exception:
             self._faults.caught("closing a probe's adapter")
@@ -235,48 +236,15 @@ class Prober:
                 if own.pending is not None and own.pending() is None:
                     continue
                 own.pending = None
-                if close and not self._connecting():
+                if close and self._close(own):
                     self._parked.remove(own)
-                    own.adapter.close()
             except Exception:
                 self._faults.caught("closing a parked adapter")
 
-    def _connecting(self) -> bool:
-        """Whether a connection to the store is being set up; yes where that is unknown."""
-        if self._store is None:
-            return False
-        port = f":{self._store[1]:04X}"
-        for table in (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6")):
-            try:
-                lines = table.read_text().splitlines()[1:]
-            except FileNotFoundError:
-                continue
-            except OSError:
-                return True
-            for line in lines:
-                fields = line.split()
-                if len(fields) > 3 and fields[3] == _SYN_SENT and fields[2].endswith(port):
-                    return True
-        return False
-
-
-def _store_address(inner: Mapping[str, Any]) -> tuple[str, int]:
-    """Where resp connects to, by the same rules as its own factory."""
-    host = inner.get("host") or os.environ.get("LMCACHE_RESP_HOST", "")
-    port = inner.get("port") or os.environ.get("LMCACHE_RESP_PORT", "0")
-    return str(host), int(port)
-
-
-def _ping(host: str, port: int) -> str | None:
-    """What keeps a RESP server from answering a ping within a second; None for nothing.
-
-    An error is an answer too: a server that wants a password first is alive.
-    """
-    try:
-        with socket.create_connection((host, port), PING_SECONDS) as connection:
-            connection.settimeout(PING_SECONDS)
-            connection.sendall(b"PING\r\n")
-            answer = connection.recv(64)
-    except OSError as error:
-        return f"{host}:{port} did not answer a ping within {PING_SECONDS:g} s ({error})"
-    return None if answer[:1] in (b"+", b"-") else f"{host}:{port} is no RESP server"
+    def _close(self, own: _Adapter) -> bool:
+        """Close it where that is safe; returns whether it was."""
+        with closing() as allowed:
+            if not allowed or self._link.connecting():
+                return False
+            own.adapter.close()
+            return True

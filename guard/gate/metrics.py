@@ -9,7 +9,7 @@ since an exposition in which a family comes twice is not valid.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from guard.gate.admission import Admission, AdmissionState
 from guard.gate.ledger import VERSION, Ledger
+from guard.gate.rebuild_state import CAUSES
 from guard.gate.tally import Histogram, Totals
 
 PREFIX = "kvguard_gate_"
@@ -72,13 +73,62 @@ _ADMISSION: tuple[tuple[str, str, Callable[[AdmissionState], float | None]], ...
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterState:
+    """How the adapter behind a gate is: which generation, whether it is there at all and
+    ever answered, and what of it looks ill. `last_answer_age_seconds` is None before L2
+    answered anything; `rebuilds` counts exchanges by cause."""
+
+    generation: int
+    attached: bool
+    answered: bool
+    age_seconds: float
+    last_answer_age_seconds: float | None
+    lost_lookups: int
+    failed_stores: int
+    releasing_loads: int
+    parked: int
+    rebuilds: Mapping[str, int]
+
+
+_ADAPTER: tuple[tuple[str, str, Callable[[AdapterState], float | None]], ...] = (
+    ("adapter_generation", "Adapters built before the one in use", lambda a: a.generation),
+    ("adapter_attached", "1 while there is an adapter to ask", lambda a: float(a.attached)),
+    (
+        "adapter_answered",
+        "1 once the adapter in use has answered anything",
+        lambda a: float(a.answered),
+    ),
+    ("adapter_age_seconds", "Seconds since the adapter in use was built", lambda a: a.age_seconds),
+    (
+        "last_answer_age_seconds",
+        "Seconds since L2 last answered a lookup, a load or a store",
+        lambda a: a.last_answer_age_seconds,
+    ),
+    (
+        "lost_lookups",
+        "Lookups in a row that found nothing though some of their keys were known to be there",
+        lambda a: a.lost_lookups,
+    ),
+    ("failed_stores", "Stores in a row that failed", lambda a: a.failed_stores),
+    (
+        "releasing_loads",
+        "Loads that an abort ended and that are answered in pace",
+        lambda a: a.releasing_loads,
+    ),
+    ("parked_adapters", "Old adapters that cannot be closed safely yet", lambda a: a.parked),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Gate:
-    """What the collector shows of one gate. `l2` and `inner` become labels."""
+    """What the collector shows of one gate. `l2` and `inner` become labels; `adapter` says
+    how the adapter behind it is, where that is known."""
 
     l2: str
     inner: str
     ledger: Ledger
     admission: Admission
+    adapter: Callable[[], AdapterState] | None = None
 
 
 class GateCollector(Collector):
@@ -88,12 +138,20 @@ class GateCollector(Collector):
         self._lock = threading.Lock()
         self._gates: list[Gate] = []
 
-    def add(self, l2: str, inner: str, ledger: Ledger, admission: Admission) -> Gate:
+    def add(
+        self,
+        l2: str,
+        inner: str,
+        ledger: Ledger,
+        admission: Admission,
+        adapter: Callable[[], AdapterState] | None = None,
+    ) -> Gate:
         """Show one more gate, under `l2` or, where another has that name, `l2-2`, `l2-3` …"""
         with self._lock:
             taken = {gate.l2 for gate in self._gates}
             names = (l2 if n == 1 else f"{l2}-{n}" for n in range(1, len(taken) + 2))
-            gate = Gate(next(n for n in names if n not in taken), inner, ledger, admission)
+            name = next(n for n in names if n not in taken)
+            gate = Gate(name, inner, ledger, admission, adapter)
             self._gates.append(gate)
             return gate
 
@@ -112,13 +170,16 @@ class GateCollector(Collector):
         with self._lock:
             gates = list(self._gates)
         read: list[tuple[Gate, Totals, AdmissionState]] = []
+        adapters: list[tuple[Gate, AdapterState]] = []
         for gate in gates:
             try:
                 read.append((gate, gate.ledger.totals(published=True), gate.admission.state()))
+                if gate.adapter is not None:
+                    adapters.append((gate, gate.adapter()))
             except Exception:
                 gate.ledger.fault()
         try:
-            yield from list(_families(read))
+            yield from list(_families(read, adapters))
         except Exception:
             for gate in gates:
                 gate.ledger.fault()
@@ -127,7 +188,7 @@ class GateCollector(Collector):
 _Read = Sequence[tuple[Gate, Totals, AdmissionState]]
 
 
-def _families(gates: _Read) -> Iterator[Metric]:
+def _families(gates: _Read, adapters: Sequence[tuple[Gate, AdapterState]]) -> Iterator[Metric]:
     info = InfoMetricFamily(PREFIX.rstrip("_"), "The gate and its epoch", labels=["l2"])
     for gate, _, state in gates:
         info.add_metric([gate.l2], {"epoch": state.epoch, "inner": gate.inner, "version": VERSION})
@@ -172,8 +233,16 @@ def _families(gates: _Read) -> Iterator[Metric]:
         "answer",
         ((g.l2, a, n) for g, totals, _ in gates for a, n in totals.shadow_lookups.items()),
     )
-    # This gate cannot rebuild its adapter, so there is no cause to count.
-    yield _counter("rebuilds", "Times the adapter behind the gate was built anew", "cause", ())
+    yield _counter(
+        "rebuilds",
+        "Times the adapter behind the gate was exchanged or, for want of a store, closed",
+        "cause",
+        (
+            (gate.l2, cause, adapter.rebuilds.get(cause, 0))
+            for gate, adapter in adapters
+            for cause in CAUSES
+        ),
+    )
     asked = HistogramMetricFamily(
         PREFIX + "asked_chunks", "Chunks asked for by a lookup", labels=["l2", "answer"]
     )
@@ -187,6 +256,8 @@ def _families(gates: _Read) -> Iterator[Metric]:
     yield _histogram("load_duration_seconds", "Seconds of completed loads", gates, _load_durations)
     for name, text, of in _ADMISSION:
         yield _gauge(name, text, ((gate.l2, of(state)) for gate, _, state in gates))
+    for name, text, of_adapter in _ADAPTER:
+        yield _gauge(name, text, ((gate.l2, of_adapter(a)) for gate, a in adapters))
 
 
 def _counter(name: str, text: str, label: str, values: Iterable[tuple[str, str, float]]) -> Metric:

@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from guard.gate.validate import integer, no_other_keys, number
+from guard.gate.validate import InvalidWrite, integer, no_other_keys, number, shown
 
 MAX_CHUNKS = 1024
 MAX_COUNT = 64
 MAX_BYTES = 4 * 1024**3
 MAX_DEADLINE_S = 600.0
 
+OF = ("known", "lost")
 OUTCOMES = ("done", "failed", "cancelled", "deadline", "missing", "overlapped")
 
 
@@ -31,18 +32,23 @@ class ProbeRefused(Exception):
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
     """`count` reads of at most `chunks` keys each, at most `max_bytes` in all, ended after
-    `deadline_s`."""
+    `deadline_s`; of keys known to be in L2, or of those that the last lookups missed though
+    they were known (`lost`)."""
 
     chunks: int = 4
     count: int = 1
     max_bytes: int = 256 * 1024**2
     deadline_s: float = 30.0
+    of: str = "known"
 
     @staticmethod
     def parse(payload: Mapping[str, Any]) -> ProbeRequest:
         """Raises InvalidWrite that names the key and its range."""
         usual = ProbeRequest()
-        no_other_keys(payload, {"chunks", "count", "max_bytes", "deadline_s"})
+        no_other_keys(payload, {"chunks", "count", "max_bytes", "deadline_s", "of"})
+        of = payload.get("of", usual.of)
+        if of not in OF:
+            raise InvalidWrite(f"of must be one of {', '.join(OF)}, not {shown(of)}")
         return ProbeRequest(
             integer("chunks", payload.get("chunks", usual.chunks), 1, MAX_CHUNKS),
             integer("count", payload.get("count", usual.count), 1, MAX_COUNT),
@@ -54,6 +60,7 @@ class ProbeRequest:
                 MAX_DEADLINE_S,
                 over=True,
             ),
+            of,
         )
 
 
@@ -72,6 +79,7 @@ class ProbeSample:
 @dataclass(slots=True)
 class _Last:
     id: int
+    of: str
     outcome: str
     error: str | None
     ended_at: float
@@ -85,15 +93,17 @@ class ProbeState:
         self._clock = clock
         self._lock = threading.Lock()
         self._id = 0
+        self._of = OF[0]
         self._running = False
         self._last: _Last | None = None
 
-    def begin(self) -> int:
-        """The id of a probe that begins. Raises ProbeRefused while another runs."""
+    def begin(self, of: str) -> int:
+        """The id of a probe that begins, of which keys. Raises ProbeRefused while another runs."""
         with self._lock:
             if self._running:
                 raise ProbeRefused("a probe runs already; its result comes with the status")
             self._running = True
+            self._of = of
             self._id += 1
             return self._id
 
@@ -101,7 +111,7 @@ class ProbeState:
         """The probe that ran ended."""
         with self._lock:
             self._running = False
-            self._last = _Last(self._id, outcome, error, self._clock(), samples)
+            self._last = _Last(self._id, self._of, outcome, error, self._clock(), samples)
 
     def as_dict(self) -> dict[str, Any]:
         """The gate's status has it as `probe`."""
@@ -113,6 +123,7 @@ class ProbeState:
                 if last is None
                 else {
                     "id": last.id,
+                    "of": last.of,
                     "outcome": last.outcome,
                     "error": last.error,
                     "age_s": self._clock() - last.ended_at,

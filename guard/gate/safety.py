@@ -62,6 +62,24 @@ class Bell:
             if self._fd >= 0:
                 os.eventfd_write(self._fd, 1)
 
+    def move(self, fd: int) -> None:
+        """Become a second descriptor of another eventfd, under the same number, and ring.
+
+        Raises OSError for a descriptor that is none.
+        """
+        # Rung before, so that a host which was woken for the old one finds something to
+        # read; and the old one after, or a host that waits on it would wait for ever.
+        os.eventfd_write(fd, 1)
+        with self._lock:
+            if self._fd < 0:
+                return
+            old = os.dup(self._fd)
+            try:
+                os.dup2(fd, self._fd, inheritable=False)
+                os.eventfd_write(old, 1)
+            finally:
+                os.close(old)
+
     def close(self) -> None:
         """Give the descriptor back; ringing does nothing from now on."""
         with self._lock:

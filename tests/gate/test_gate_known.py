@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guard.gate.known import BACKLOG, MAX_BACKLOG, KnownKeys
+from guard.gate.known import BACKLOG, MAX_BACKLOG, MAX_LOST, KnownKeys
 
 
 def known_keys(capacity: int = 1000) -> KnownKeys[str]:
@@ -36,6 +36,83 @@ def test_notes_are_settled_in_their_order() -> None:
     known.forget(["a"])
     known.learn(["a"], [2])
     assert known.sizes(["a"]) == [2]
+
+
+class TestLost:
+    """Lookup after lookup without any of what is known to be there."""
+
+    def test_only_lookups_that_find_nothing_of_what_was_known_count(self) -> None:
+        known = known_keys()
+        known.learn(["a", "b", "c"], [1, 2, 3])
+        known.found_none(["cold", "colder"])
+        assert known.lost_lookups == 0
+        known.found_none(["a", "new"])
+        known.found_none(["b"])
+        assert known.lost_lookups == 2
+        assert not known.knows_all(["a"])
+
+    def test_one_that_finds_anything_ends_the_row(self) -> None:
+        known = known_keys()
+        known.learn(["a", "b"], [1, 2])
+        known.found_none(["a"])
+        known.found()
+        assert known.lost_lookups == 0
+        assert known.sample(4, 100, random.Random(1), lost=True) == []
+
+    def test_what_was_lost_can_be_looked_for(self) -> None:
+        known = known_keys()
+        known.learn(["a", "b"], [7, 7])
+        known.found_none(["a"])
+        assert known.sample(4, 100, random.Random(1), lost=True) == [("a", 7)]
+        assert known.sample(4, 100, random.Random(1)) == [("b", 7)]
+
+    def test_what_is_deleted_is_not_lost(self) -> None:
+        known = known_keys()
+        known.learn(["a"], [1])
+        known.forget(["a"])
+        known.found_none(["a"])
+        assert known.lost_lookups == 0
+
+    def test_no_more_are_kept_than_a_probe_could_want(self) -> None:
+        known = known_keys()
+        for n in range(3 * MAX_LOST):
+            known.learn([f"k{n}"], [1])
+            known.found_none([f"k{n}"])
+        assert len(known.sample(1000, 10**6, random.Random(1), lost=True)) == MAX_LOST
+
+
+class TestDoubt:
+    """Another adapter serves: the store may be another one too."""
+
+    def test_no_store_is_spared_but_a_probe_can_look_and_sizes_are_kept(self) -> None:
+        known = known_keys()
+        known.learn(["a", "b"], [7, 7])
+        known.doubt()
+        assert not known.knows_all(["a"])
+        assert len(known) == 0
+        assert known.sizes(["a", "c"]) == [7, None]
+        assert sorted(known.sample(4, 100, random.Random(1))) == [("a", 7), ("b", 7)]
+
+    def test_what_is_seen_again_is_known_again_and_what_is_missed_is_not_lost(self) -> None:
+        known = known_keys()
+        known.learn(["a", "b"], [7, 7])
+        known.doubt()
+        known.learn(["a"], [8])
+        known.found_none(["b"])
+        assert known.knows_all(["a"])
+        assert known.lost_lookups == 0
+        assert known.sizes(["a", "b"]) == [8, None]
+
+    def test_it_ends_the_row_and_stays_bounded(self) -> None:
+        known = known_keys(capacity=20)
+        known.learn(["x"], [1])
+        known.found_none(["x"])
+        for round in range(5):
+            known.learn([f"k{round}-{n}" for n in range(10)], [1] * 10)
+            known.doubt()
+        assert known.lost_lookups == 0
+        assert len(known._doubted) <= 20
+        assert known.sizes(["k4-0", "k0-0"]) == [1, None]
 
 
 def test_the_longest_unseen_go_first() -> None:

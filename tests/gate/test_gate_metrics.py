@@ -11,7 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from guard.gate.admission import Admission
 from guard.gate.ledger import VERSION, Ledger
-from guard.gate.metrics import GateCollector, collector
+from guard.gate.metrics import AdapterState, GateCollector, collector
+from guard.gate.rebuild_state import CAUSES
 from guard.gate.tally import ANSWERS
 
 COUNTERS = {
@@ -24,13 +25,15 @@ BY_KIND = {
     *("load_bytes_squared", "load_seconds_squared", "load_bytes_seconds"),
 }
 BY_ANSWER = {"lookups", "shadow_lookups"}
-WITHOUT_SAMPLES_AT_FIRST = {"rank_load_bytes", "rebuilds"}
+WITHOUT_SAMPLES_AT_FIRST = {"rank_load_bytes"}
 GAUGES = {
     *("loads_in_flight", "in_flight_bytes", "admission_share", "admission_min_chunks", "revision"),
+    *("adapter_generation", "adapter_attached", "adapter_answered", "adapter_age_seconds"),
+    *("lost_lookups", "failed_stores", "releasing_loads", "parked_adapters"),
 }
 GAUGES_WITHOUT_VALUE_AT_FIRST = {
     *("oldest_load_seconds", "oldest_lookup_seconds", "last_completion_age_seconds"),
-    "lease_expires_seconds",
+    *("lease_expires_seconds", "last_answer_age_seconds"),
 }
 HISTOGRAMS = {"asked_chunks", "lookup_duration_seconds", "load_duration_seconds"}
 
@@ -47,6 +50,21 @@ def gate(clock: Clock, epoch: str = "00000000000000aa") -> tuple[Ledger, Admissi
     return Ledger(clock=clock), Admission(clock=clock, epoch=epoch)
 
 
+def adapter(last_answer_age_seconds: float | None = None, **rebuilds: int) -> AdapterState:
+    return AdapterState(
+        generation=3,
+        attached=True,
+        answered=False,
+        age_seconds=7.5,
+        last_answer_age_seconds=last_answer_age_seconds,
+        lost_lookups=4,
+        failed_stores=2,
+        releasing_loads=1,
+        parked=1,
+        rebuilds=rebuilds,
+    )
+
+
 def families(registry: CollectorRegistry) -> dict[str, object]:
     text = generate_latest(registry).decode()
     parsed = list(text_string_to_metric_families(text))
@@ -56,7 +74,7 @@ def families(registry: CollectorRegistry) -> dict[str, object]:
 
 def test_every_family_of_the_design_is_there_from_the_start() -> None:
     registry = CollectorRegistry()
-    collector(registry).add("resp", "resp", *gate(Clock()))
+    collector(registry).add("resp", "resp", *gate(Clock()), adapter)
     found = families(registry)
     prefix = "kvguard_gate_"
     names = (
@@ -67,7 +85,7 @@ def test_every_family_of_the_design_is_there_from_the_start() -> None:
         | GAUGES
         | GAUGES_WITHOUT_VALUE_AT_FIRST
         | HISTOGRAMS
-        | {"info"}
+        | {"info", "rebuilds"}
     )
     assert set(found) == {prefix + name for name in names}
     for name, family in found.items():
@@ -78,6 +96,8 @@ def test_every_family_of_the_design_is_there_from_the_start() -> None:
             assert samples == []
         elif short in BY_KIND:
             assert {s.labels["kind"] for s in samples} == {"all", "alone", "probe"}
+        elif short == "rebuilds":
+            assert {s.labels["cause"] for s in samples} == set(CAUSES)
         elif short == "lookups":
             assert {s.labels["answer"] for s in samples} == set(ANSWERS)
         elif short in COUNTERS | GAUGES:
@@ -92,6 +112,22 @@ def test_the_info_names_gate_and_life() -> None:
     collector(registry).add("valkey", "resp", *gate(Clock(), "0123456789abcdef"))
     labels = {"l2": "valkey", "epoch": "0123456789abcdef", "inner": "resp", "version": VERSION}
     assert registry.get_sample_value("kvguard_gate_info", labels) == 1
+
+
+def test_the_adapter_is_shown_as_it_is_when_asked() -> None:
+    registry = CollectorRegistry()
+    collector(registry).add("resp", "resp", *gate(Clock()), lambda: adapter(2.5, abort=2))
+
+    def shown(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"kvguard_gate_{name}", {"l2": "resp", **labels})
+
+    assert (shown("adapter_attached"), shown("adapter_answered")) == (1, 0)
+    assert (shown("adapter_generation"), shown("adapter_age_seconds")) == (3, 7.5)
+    assert shown("last_answer_age_seconds") == 2.5
+    assert (shown("lost_lookups"), shown("failed_stores")) == (4, 2)
+    assert (shown("releasing_loads"), shown("parked_adapters")) == (1, 1)
+    assert shown("rebuilds_total", cause="abort") == 2
+    assert shown("rebuilds_total", cause="reattach") == 0
 
 
 def test_openmetrics_can_be_read_too() -> None:

@@ -131,9 +131,9 @@ class TestProbeState:
         now = [5.0]
         state = ProbeState(clock=lambda: now[0])
         assert state.as_dict() == {"running": False, "last": None}
-        assert state.begin() == 1
+        assert state.begin("lost") == 1
         with pytest.raises(ProbeRefused) as caught:
-            state.begin()
+            state.begin("known")
         assert caught.value.status == 409
         assert state.as_dict() == {"running": True, "last": None}
         state.end("done", None, [ProbeSample(2, 100, 0.1, 0.2, False)])
@@ -142,6 +142,7 @@ class TestProbeState:
             "running": False,
             "last": {
                 "id": 1,
+                "of": "lost",
                 "outcome": "done",
                 "error": None,
                 "age_s": 3.0,
@@ -156,13 +157,14 @@ class TestProbeState:
                 ],
             },
         }
-        assert state.begin() == 2
+        assert state.begin("known") == 2
 
     @pytest.mark.parametrize(
         ("payload", "key"),
         [
             ({"chunks": 0}, "chunks"),
             ({"chunks": True}, "chunks"),
+            ({"of": "all"}, "of"),
             ({"count": 65}, "count"),
             ({"max_bytes": 0}, "max_bytes"),
             ({"max_bytes": 5e6}, "max_bytes"),

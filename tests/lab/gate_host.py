@@ -109,6 +109,11 @@ class CacheServer:
         assert self._client is not None
         return self._client
 
+    @property
+    def pid(self) -> int:
+        """Of the server's process."""
+        return self._child.pid
+
     def log(self) -> str:
         return self._child.log.read_text(errors="replace")
 

@@ -131,7 +131,7 @@ class TestPassingThrough:
     def test_identity_reaches_the_inner_adapter_and_those_of_probes(self, make: Make) -> None:
         gate, inner, _ = make()
         gate.set_backend_identity("plugin", shared=True)
-        probes = gate._build_for_probe()
+        probes = gate._wrapped.build()
         for adapter in (inner, probes):
             assert (adapter._backend_name, adapter._shared) == ("plugin", True)
         probes.close()
@@ -472,11 +472,14 @@ class TestControl:
         h.load(make_keys(1), buffers(1))
         envelope = gate.reconfigure_status()
         assert envelope["backend"] == "plugin"
-        assert envelope["supported_operations"] == ["admission", "bypass", "restore", "probe"]
+        assert envelope["supported_operations"] == [
+            *("admission", "bypass", "restore", "probe", "abort", "rebuild")
+        ]
         status = json.loads(json.dumps(envelope["status"], allow_nan=False))
         assert set(status) == {
             *("schema", "version", "l2", "inner", "epoch", "revision", "admission", "default"),
             *("lease", "in_flight", "can", "known_keys", "probe", "recent_loads"),
+            *("adapter", "rebuild"),
         }
         assert (status["schema"], status["l2"], status["inner"]) == (1, "named", gate_fake.TYPE)
         settings = {
@@ -490,7 +493,19 @@ class TestControl:
         }
         assert status["can"]["probe"] is status["can"]["abort"] is status["can"]["rebuild"] is False
         assert set(status["can"]["why_not"]) == {"probe", "abort", "rebuild"}
-        assert status["probe"] == {"running": False, "last": None}
+        assert status["probe"] == status["rebuild"] == {"running": False, "last": None}
+        ages = {"age_s", "last_answer_age_s"}
+        assert {k: v for k, v in status["adapter"].items() if k not in ages} == {
+            "generation": 0,
+            "attached": True,
+            "answered": True,
+            "lost_lookups": 0,
+            "failed_stores": 0,
+            "parked": 0,
+            "releasing": 0,
+            "store_problem": None,
+        }
+        assert all(0 <= status["adapter"][age] < 60 for age in ages)
         (load,) = status["recent_loads"]
         assert (load["bytes"], load["alone"]) == (64, True)
         assert 0 <= load["end_ago_s"] <= load["start_ago_s"] < 60
@@ -531,8 +546,8 @@ class TestControl:
             ("admission", {"share": 2}, "share must be a number from 0 to 1"),
             ("admission", {"shares": 0}, "unknown key 'shares'"),
             ("bypass", {"share": 0}, "unknown key 'share'"),
-            ("abort", {}, "abort is not supported yet"),
-            ("rebuild", {}, "rebuild is not supported yet"),
+            ("abort", {"share": 0}, "unknown key 'share'"),
+            ("rebuild", {"cause": "?"}, "cause must be one of"),
             ("status", {}, "unknown operation 'status'"),
             ("probe", {"chunks": 0}, "chunks must be a whole number from 1"),
         ],
@@ -541,12 +556,18 @@ class TestControl:
         self, make: Make, operation: str, payload: dict[str, Any], says: str
     ) -> None:
         gate, _, _ = make()
-        before = gate.reconfigure_status()["status"]
+
+        def lasting() -> dict[str, Any]:
+            status: dict[str, Any] = gate.reconfigure_status()["status"]
+            del status["adapter"]["age_s"]
+            return status
+
+        before = lasting()
         with pytest.raises(L2ReconfigureError) as caught:
             gate.reconfigure(operation, payload, device_owners=None)
         assert caught.value.status_code == 400
         assert says in caught.value.payload["error"]
-        assert gate.reconfigure_status()["status"] == before
+        assert lasting() == before
         assert totals(gate).faults == 0
 
     def test_no_probe_through_an_adapter_nobody_has_proved(self, make: Make) -> None:
