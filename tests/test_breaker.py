@@ -235,7 +235,7 @@ def test_a_load_that_loses_on_return_goes_back_at_once_and_dwells_longer() -> No
     assert run.state.phase == "returning"
     decision = run.tick(figures(bound=10e6))
     assert (decision.action, decision.reason_code) == ("bypass", "return_lost")
-    assert run.state.next_probe_at - run.state.since == 2 * first_dwell
+    assert run.state.next_probe_at - run.state.since == 1.5 * first_dwell
 
 
 def test_the_dwell_is_bounded_and_never_latches() -> None:

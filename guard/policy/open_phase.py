@@ -13,6 +13,10 @@ from guard.readings import Snapshot
 from guard.sources.gate import ProbeResult
 
 _PROBE_WIN_SPACING_SECONDS = 1.5
+# Doubling would keep a store that broke twice in five minutes out for more than a minute
+# after it is well again, though its probes could tell.
+_DWELL_GROWTH = 1.5
+_MOST_GROWTHS = 30
 
 
 def opened_state(
@@ -20,7 +24,8 @@ def opened_state(
 ) -> BreakerState:
     """The state of a bypass that begins now; every further trip dwells longer."""
     trips = state.trips + 1
-    dwell = min(settings.dwell_seconds * trips, settings.dwell_max_seconds)
+    growth = _DWELL_GROWTH ** min(trips - 1, _MOST_GROWTHS)
+    dwell = min(settings.dwell_seconds * growth, settings.dwell_max_seconds)
     return BreakerState(
         phase="open",
         since=now,

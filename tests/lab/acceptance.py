@@ -1,4 +1,4 @@
-"""The acceptance run: six phases on the real stack, and whether they showed what they must.
+"""The acceptance run: eight phases on the real stack, and whether they showed what they must.
 
 Ratios hold within one run only: P is the median time to first token while L2 is bypassed
 by hand, which is what recomputing costs on this machine, under this load, today. A phase
@@ -46,6 +46,9 @@ SLOW_SHOWN_SECONDS = 15.0
 BYPASSED_AFTER_SECONDS = 15.0
 STUCK_SECONDS = 10.0
 ADMITTED_AFTER_SECONDS = 60.0
+FROZEN_SECONDS = 30.0
+FROZEN_SETTLE_SECONDS = 10.0
+FROZEN_BYPASSED_SECONDS = 5.0
 
 # What the journal must tell, in this order, with anything between.
 STORY = (
@@ -54,6 +57,9 @@ STORY = (
     ("override", "admit"),
     ("decision", "would_bypass"),
     ("override", "auto"),
+    ("decision", "bypass"),
+    ("decision", "return"),
+    ("decision", "admit"),
     ("decision", "bypass"),
     ("decision", "return"),
     ("decision", "admit"),
@@ -79,6 +85,7 @@ class AcceptanceRun:
         self._wall_offset = time.time() - time.monotonic()
         self._begin = time.monotonic()
         self._gate_share_bypassed: float | None = None
+        self._gate_frozen: dict[str, Any] = {}
         self.report = Report(1.0 if strict else LENIENT_FACTOR)
 
     def run(self) -> Report:
@@ -88,6 +95,7 @@ class AcceptanceRun:
                 self._load.start()
                 self._drive()
         finally:
+            self._stack.link.thaw()
             self._stack.link.set_rate(None)
             self._load.stop()
             for phase in self.report.phases:
@@ -130,6 +138,19 @@ class AcceptanceRun:
         self._phase("6a guard alone, L2 fast", ADMITTED_AFTER_SECONDS * factor, until=_is_in)
         self._phase("6b admitted again", FAST_SECONDS, ratio=FAST_RATIO)
 
+        link.freeze()
+        self._phase(
+            "7 guard alone, frozen",
+            FROZEN_SECONDS,
+            ratio=BYPASSED_RATIO,
+            skip_s=FROZEN_SETTLE_SECONDS,
+        )
+        self._gate_frozen = self._stack.gate_status()
+
+        link.thaw()
+        self._phase("8a guard alone, thawed", ADMITTED_AFTER_SECONDS * factor, until=_is_in)
+        self._phase("8b admitted again", FAST_SECONDS, ratio=FAST_RATIO)
+
     def _phase(
         self,
         name: str,
@@ -167,7 +188,8 @@ class AcceptanceRun:
 
     def _judge(self) -> None:
         report = self.report
-        recompute, fast, held_slow, _, stays_in, alone_slow, alone_fast, again = report.phases
+        recompute, fast, held_slow, _, stays_in, alone_slow, alone_fast, again = report.phases[:8]
+        frozen, thawed, thawed_again = report.phases[8:]
         answered = recompute.summary.answered
         report.check("(1) enough requests for P", f"{answered}", "≥ 10", answered >= 10)
         settled = self._watch.between(recompute.begin + 2, recompute.end)
@@ -181,10 +203,9 @@ class AcceptanceRun:
         self._check_shown("(3) held in all the while", held, _not_bypassed, 1)
         self._check_shown("(4) not bypassed for 30 s", self._looks(stays_in), _not_bypassed, 1)
         self._check_bypassed(alone_slow)
-        back = first(self._looks(alone_fast), _is_in)
-        alone_fast.switch_seconds = back.at - alone_fast.begin if back else None
-        report.check_time("(6) admitted", alone_fast.switch_seconds, ADMITTED_AFTER_SECONDS)
-        report.check_ratio("(6) fast again", again)
+        self._check_admitted("(6)", alone_fast, again)
+        self._check_frozen(frozen)
+        self._check_admitted("(8)", thawed, thawed_again)
         self._check_requests()
         self._check_journal()
         if self._watch.unanswered:
@@ -214,11 +235,38 @@ class AcceptanceRun:
         share = self._gate_share_bypassed
         report.check("(5) the gate itself says so", f"share {share}", "share 0", share == 0)
         report.check_ratio(f"(5) after the first {SETTLE_SECONDS:g} s", phase)
-        if out is not None:
-            stuck = self._load.in_flight(out.at)
-            ended = [request.end for request in stuck if request.end is not None]
-            longest = max(ended, default=out.at) - out.at
-            report.check_time(f"(5) {len(stuck)} stuck requests done", longest, STUCK_SECONDS)
+        self._check_stuck("(5)", out)
+
+    def _check_admitted(self, number: str, waited: Phase, again: Phase) -> None:
+        back = first(self._looks(waited), _is_in)
+        waited.switch_seconds = back.at - waited.begin if back else None
+        self.report.check_time(f"{number} admitted", waited.switch_seconds, ADMITTED_AFTER_SECONDS)
+        self.report.check_ratio(f"{number} fast again", again)
+
+    def _check_frozen(self, phase: Phase) -> None:
+        report, gate = self.report, self._gate_frozen
+        out = first(self._looks(phase), lambda look: look.state == "bypassed" and look.share == 0)
+        phase.switch_seconds = out.at - phase.begin if out else None
+        report.check_time("(7) bypassed", phase.switch_seconds, FROZEN_BYPASSED_SECONDS)
+        hung, last = gate["in_flight"]["loads"], gate["rebuild"]["last"] or {}
+        aborted = last.get("operation") == "abort" and last.get("outcome") == "done"
+        report.check(
+            "(7) hung loads aborted",
+            f"{last.get('ended_loads', 0)} ended, {hung} hang",
+            "none hang",
+            hung == 0 and aborted and last["ended_loads"] > 0,
+        )
+        report.check_ratio(f"(7) after the first {FROZEN_SETTLE_SECONDS:g} s", phase)
+        self._check_stuck("(7)", out)
+
+    def _check_stuck(self, number: str, out: Look | None) -> None:
+        if out is None:
+            return
+        stuck = self._load.in_flight(out.at)
+        ended = [request.end for request in stuck if request.end is not None]
+        longest = max(ended, default=out.at) - out.at
+        what = f"{number} {len(stuck)} stuck requests done"
+        self.report.check_time(what, longest, STUCK_SECONDS)
 
     def _check_shown(
         self, what: str, looks: list[Look], wanted: Callable[[Look], bool], share: float
@@ -267,7 +315,9 @@ class AcceptanceRun:
         slow = [
             line
             for line in self._journal()
-            if line["kind"] == "decision" and line.get("action") in ("bypass", "would_bypass")
+            if line["kind"] == "decision"
+            and line.get("action") in ("bypass", "would_bypass")
+            and line.get("cause") == "slow"
         ]
         unfounded = [line for line in slow if not shows_slow(line)]
         self.report.check(

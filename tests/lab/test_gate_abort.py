@@ -13,14 +13,13 @@ import pytest
 
 from .gate_host import CacheServer
 from .gate_stores import Redis, Throttled, resp
-from .processes import Run
+from .processes import Run, mapped_shared_memory
 from .test_gate_lmcache import VERSIONS, available
 
 ANSWERED_SECONDS = 1.0
 ENDED_SECONDS = 2.0
 KEPT, UNKNOWN = 900, 950
 SLOW = 1e6
-SHARED = Path("/dev/shm")
 
 
 @pytest.fixture(scope="module")
@@ -214,8 +213,9 @@ def footprint(server: CacheServer) -> dict[str, int]:
     """Descriptors, threads and shared memory of the server, and what L1 holds and locks."""
     root = Path(f"/proc/{server.pid}")
     memory = server.get("/status")[1]["storage_manager"]["l1_managers"]["_default"]
-    folders = {"descriptors": root / "fd", "threads": root / "task", "shared memory": SHARED}
+    folders = {"descriptors": root / "fd", "threads": root / "task"}
     return {
+        "shared memory": len(mapped_shared_memory(server.pid)),
         **{name: len(list(folder.iterdir())) for name, folder in folders.items()},
         **{
             name: int(value)
