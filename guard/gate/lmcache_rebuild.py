@@ -139,7 +139,7 @@ class Rebuilder:
         due: list[float] = []
         if self._parked:
             due.append(self._after(self._tended_at + TEND_SECONDS - now, self._tend))
-        if self._inner.current.phase == "closed" and not self._closing:
+        if not self._inner.current.serves and not self._closing:
             due.append(self._after(self._reattach_at - now, self._reattach))
         if load_deadline is not None and self.why_not() is None:
             left = self._until_deadline(load_deadline, now)
@@ -196,8 +196,9 @@ class Rebuilder:
         finally:
             self._state.end(request, ended)
             logger.warning(
-                "%s (%s) by %s: %s; %d loads, %d lookups, %d stores ended%s%s",
+                "%s (%s) by %s (%s): %s; %d loads, %d lookups, %d stores ended%s%s",
                 *(request.operation, request.cause, request.holder or "the gate"),
+                request.reason or "-",
                 *(ended.outcome, ended.ended_loads, ended.ended_lookups, ended.ended_stores),
                 "; the old adapter is parked" if ended.parked else "",
                 f"; {ended.error}" if ended.error else "",
@@ -205,17 +206,19 @@ class Rebuilder:
 
     def _exchange(self, request: RebuildRequest) -> Ended:
         old = self._inner.current
+        serving = old.serves
         # Asked first: soon a fresh adapter's connections are being set up.
         may_close = self._may_close(old)
         fresh, problem = self._build(request)
         if fresh is None and request.operation != "abort":
             raise _Failed(problem or "no adapter could be built")
-        if old.phase == "closed" and fresh is None:
+        if not serving and fresh is None:
             raise _Failed(f"there is no adapter, and none can be built: {problem}")
         answers: bool | None = None
         try:
-            answers = None if fresh is None else self._answers(fresh)
-            if answers is False and request.operation != "abort":
+            if request.operation != "abort":
+                answers = self._answers(fresh)
+            if answers is False:
                 raise _Failed(f"a fresh adapter got no answer within {ANSWER_SECONDS:g} s")
             self._swap(fresh)
         except BaseException:
@@ -227,7 +230,7 @@ class Rebuilder:
             self._inner.heard(self._inner.current)
         # From here on nothing new is asked of the old adapter, and its lookups are answered.
         lookups = self._lookups.ring_stuck(old)
-        if old.phase == "closed":
+        if not serving:
             self._known.doubt()
             return Ended("done", None, 0, lookups)
         ended = self._take_leave(old, fresh, request, may_close)
@@ -348,7 +351,7 @@ class Rebuilder:
         self._reattach_at = self._clock() + self._reattach_pause
         self._reattach_pause = min(2 * self._reattach_pause, REATTACH_MOST_SECONDS)
         problem = self._link.problem()
-        if problem is None and self._inner.current.phase == "closed":
+        if problem is None and not self._inner.current.serves:
             self._state.begin()
             self._run(RebuildRequest("rebuild", "reattach"))
 

@@ -6,6 +6,7 @@ Runs with the LMCache of the interpreter that runs it.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -26,7 +27,7 @@ with warnings.catch_warnings():
     from .gate_fake import FakeAdapter, Host, buffers, make_keys
 
 from .gate_stores import Redis, Throttled, native_threads, open_descriptors, resp
-from .processes import Run, free_ports
+from .processes import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LoggingHandler:DeprecationWarning")
 
@@ -462,10 +463,12 @@ class TestWithARealStore:
         assert host.lookup(keys).popcount() == 2
         assert gate._rebuilder.counts() == {"abort": 1, "reattach": 1}
 
-    def test_nothing_is_built_or_closed_while_a_connect_hangs(self, gated: Gated) -> None:
+    def test_nothing_is_built_or_closed_while_a_connect_hangs(
+        self, gated: Gated, redis: Redis
+    ) -> None:
         """A close of the adapter would hold the interpreter lock until the connect ends."""
-        with BlackHole() as port:
-            gate, host = gated(port)
+        with BlackHole() as hole:
+            gate, host = gated(hole.port)
             keys = make_keys(1)
             stuck = gate.submit_lookup_and_lock_task(keys, {})
             time.sleep(0.2)
@@ -481,6 +484,13 @@ class TestWithARealStore:
             # This thread would not get here if the lock were held.
             assert time.monotonic() - began < 4
             assert status(gate)["adapter"]["parked"] == 1
+            assert host.lookup(make_keys(1, start=5)).popcount() == 0
+            redis.says(b"FLUSHALL")
+            hole.open(redis.port)
+            # The parked one is still connecting, or refused, and is not waited for.
+            eventually(lambda: status(gate)["adapter"]["attached"], 40)
+            assert host.store(keys, buffers(1, size=100)).is_successful()
+            assert host.lookup(keys).popcount() == 1
 
     def test_a_refused_password_is_said_and_nothing_is_built(self, gated: Gated, run: Run) -> None:
         redis = Redis(run).start()
@@ -517,23 +527,43 @@ class TestWithARealStore:
 
 
 class BlackHole:
-    """A port on which a connect hangs: its queue of connections is full."""
+    """A port on which a connect hangs: its queue of connections is full. `open` has it
+    forward to another port."""
 
-    def __enter__(self) -> int:
-        (port,) = free_ports(1)
-        self._server = socket.socket()
-        self._server.bind(("127.0.0.1", port))
-        self._server.listen(0)
-        self._fillers = []
+    def __enter__(self) -> BlackHole:
+        self._server = socket.create_server(("127.0.0.1", 0), backlog=0)
+        self.port = int(self._server.getsockname()[1])
+        self._ends: list[socket.socket] = []
         for _ in range(4):
             filler = socket.socket()
             filler.setblocking(False)
-            filler.connect_ex(("127.0.0.1", port))
-            self._fillers.append(filler)
+            filler.connect_ex(("127.0.0.1", self.port))
+            self._ends.append(filler)
         time.sleep(0.1)
-        return port
+        return self
+
+    def open(self, target: int) -> None:
+        threading.Thread(target=self._serve, args=(target,), daemon=True).start()
+
+    def _serve(self, target: int) -> None:
+        while True:
+            try:
+                client, _ = self._server.accept()
+                behind = socket.create_connection(("127.0.0.1", target))
+            except OSError:
+                return
+            self._ends += [client, behind]
+            for one, other in ((client, behind), (behind, client)):
+                threading.Thread(target=_forward, args=(one, other), daemon=True).start()
 
     def __exit__(self, *_: object) -> None:
-        for filler in self._fillers:
-            filler.close()
+        self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
+        for end in self._ends:
+            end.close()
+
+
+def _forward(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
