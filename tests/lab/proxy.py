@@ -9,8 +9,9 @@ wait. The delay is added to what the target sends (an answer comes that much lat
 costs no bandwidth). Frozen means that connections stay open and nothing passes.
 
 What breaks, beside the link:
-- some connections can stall (the oldest ones): they stay open for both ends and nothing
-  of theirs passes, while all others, new ones too, are served;
+- some connections can stall (the oldest ones, or the next that sends some command): they
+  stay open for both ends and nothing of theirs passes, while all others, new ones too,
+  are served;
 - the port can be closed (new connections are refused, the old ones are cut) or a black
   hole (a SYN is never answered; what happens to old connections is up to the caller);
 - the answers to one Redis command can be late while all others are not. Only the first
@@ -114,6 +115,10 @@ class ProxyControl:
         other only after `resume()`.
         """
         return self._call({"stall": -1 if count is None else count})
+
+    def stall_next(self, command: str) -> Counters:
+        """The next connection that sends this Redis command stalls with it."""
+        return self._call({"stall_next": command})
 
     def resume(self) -> Counters:
         """What stalled passes again, beginning with what was held back."""
@@ -315,10 +320,13 @@ class Connection:
         self.running.set()
         self.command = ""
 
-    def sent(self, data: bytes) -> None:
-        """Notes the command that a client's bytes begin with, if they do."""
-        if found := _COMMAND.match(data):
-            self.command = found.group(1).decode().upper()
+    def sent(self, data: bytes) -> str:
+        """Notes and returns the command that a client's bytes begin with; '' when none."""
+        found = _COMMAND.match(data)
+        if found is None:
+            return ""
+        self.command = found.group(1).decode().upper()
+        return self.command
 
     def cut(self) -> None:
         self.running.set()  # or what it holds back would keep it for ever
@@ -332,6 +340,7 @@ class Proxy:
         self._target_port = target_port
         self._link = Link()
         self._command_delays: dict[str, float] = {}
+        self._stall_next = ""
         self._connections: dict[Connection, None] = {}  # in the order in which they came
 
     async def serve_client(
@@ -379,8 +388,9 @@ class Proxy:
                 if down:
                     late = self._command_delays.get(connection.command, 0.0)
                     delay = self._link.delay + late
-                else:
-                    connection.sent(data)
+                elif (command := connection.sent(data)) and command == self._stall_next:
+                    self._stall_next = ""
+                    connection.running.clear()
                 await held.put((time.monotonic() + delay, data))
             await held.put((0.0, b""))
 
@@ -419,7 +429,8 @@ class Proxy:
             writer.close()
 
     async def _apply(self, request: dict[str, Any]) -> None:
-        known = {"rate", "delay", "frozen", "drop", "stall", "port", "command_delays"}
+        known = {"rate", "delay", "frozen", "drop", "stall", "stall_next", "port"}
+        known |= {"command_delays"}
         if unknown := set(request) - known:
             raise ValueError(f"unknown {sorted(unknown)}")
         for name in ("rate", "delay"):
@@ -432,6 +443,8 @@ class Proxy:
             }
         if "frozen" in request:
             self._link.set_frozen(bool(request["frozen"]))
+        if "stall_next" in request:
+            self._stall_next = str(request["stall_next"]).upper()
         if "stall" in request:
             self._stall(int(request["stall"]))
         if "port" in request:
@@ -442,6 +455,8 @@ class Proxy:
 
     def _stall(self, count: int) -> None:
         """The `count` oldest connections, all when negative, and none when 0."""
+        if count == 0:
+            self._stall_next = ""
         for place, connection in enumerate(self._connections):
             if count == 0:
                 connection.running.set()

@@ -310,6 +310,23 @@ def test_answers_of_one_command_are_late_and_no_others(wire: Wire) -> None:
         assert time.monotonic() - begin < 0.2
 
 
+def test_the_next_connection_with_a_command_stalls_and_no_other(wire: Wire) -> None:
+    with wire.connect() as looks, wire.connect() as loads, wire.connect() as loads_later:
+        wire.control.stall_next("get")
+        looks.sendall(command("EXISTS", 4))
+        receive(looks, 4)
+        loads.sendall(command("GET", 4))
+        loads.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            loads.recv(1)
+        assert wire.control.counters().stalled == 1
+        loads_later.sendall(command("GET", 4))
+        receive(loads_later, 4)
+        wire.control.resume()
+        loads.settimeout(5)
+        receive(loads, 4)
+
+
 def test_a_dead_target_closes_the_connection(wire: Wire, tmp_path: Path) -> None:
     listen, nobody, control = free_ports(3)
     script = str(Path(__file__).with_name("proxy.py"))

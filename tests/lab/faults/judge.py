@@ -10,11 +10,14 @@ from ..load import Load, Request, quantile, summarize
 from ..watch import Look
 from .lookout import HEALTH_LIMIT_S, Lookout
 from .outcome import Outcome
+from .witness import Witness
 
 SETTLED_SECONDS = 10.0
 SERVED_RATIO = 1.4
 BACK_SECONDS = 60.0
+KV_SECONDS = 20.0
 INCURABLE = "incurable"
+RIGHT, WRONG, NOT_ASKED = "right", "WRONG", "not asked"
 _FIGURE = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -29,26 +32,38 @@ def told(status: dict[str, Any]) -> str:
     return ": ".join(dict.fromkeys(words))
 
 
-def judge_requests(outcome: Outcome, load: Load, begin: float, over: float, factor: float) -> None:
-    """`over` is when nobody looked any more; a request without a token by then counts with
-    what it had waited, or a hang would look like no request at all."""
+def judge_service(
+    outcome: Outcome,
+    load: Load,
+    begin: float,
+    settled: tuple[float, float],
+    over: float,
+    factor: float,
+) -> None:
+    """The median is of what began in `settled`: some time after the fault did, until L2
+    worked again. `over` is when nobody looked any more; a request without a token by then
+    counts with what it had waited, or a hang would look like no request at all."""
     asked = load.began(begin, over)
-    settled = load.began(begin + SETTLED_SECONDS, over)
     # The last ones had no time to show anything.
-    settled = [each for each in settled if each.first_token or over - each.start > 5]
+    counted = [each for each in load.began(*settled) if each.first_token or over - each.start > 5]
     outcome.summary = summarize(asked)
     waiting = [each for each in load.in_flight(begin) if each.start < begin]
     outcome.worst_s = max((_waited(each, over) for each in [*waiting, *asked]), default=None)
-    outcome.settled_p50 = quantile([_waited(each, over) for each in settled], 0.5)
+    outcome.settled_p50 = quantile([_waited(each, over) for each in counted], 0.5)
     limit, ratio = SERVED_RATIO * factor, outcome.ratio
     outcome.check(
         f"served on: p50 from {SETTLED_SECONDS:.0f} s after it began",
-        "no request" if ratio is None else f"{ratio:.2f} P of {len(settled)} requests",
+        "no request" if ratio is None else f"{ratio:.2f} P of {len(counted)} requests",
         f"≤ {limit:.2g} P",
         ratio is not None and ratio <= limit,
     )
+
+
+def judge_failed(outcome: Outcome, load: Load) -> None:
+    """To be asked when the load has ended: none may have failed, those in flight included."""
     failed = [each for each in load.requests if each.error is not None]
     first = f": {failed[0].error}" if failed else ""
+    outcome.failed = len(failed)
     outcome.check("no request failed", f"{len(failed)}{first}", "0", not failed)
 
 
@@ -91,6 +106,26 @@ def judge_told(outcome: Outcome, looks: Sequence[Look], factor: float) -> None:
             f"/{wanted}/",
             any(re.search(wanted, words, re.IGNORECASE) for words in said),
         )
+
+
+def kv_state(witness: Witness) -> str:
+    """RIGHT, WRONG, or that nothing could be loaded, which shows nothing."""
+    if witness.loads_right(KV_SECONDS):
+        return RIGHT
+    return WRONG if witness.said[-1].intact is False else "not loaded"
+
+
+def judge_kv(outcome: Outcome, witness: Witness, before: str, after: str, begin: float) -> None:
+    """Right before and after, and nothing wrong in all that came back between."""
+    between = [each for each in witness.said if each.at >= begin]
+    loaded = [each for each in between if each.intact is not None]
+    wrong = [each for each in loaded if not each.intact]
+    words = [f"before {before}", f"{len(wrong)} of {len(loaded)} loads wrong", f"after {after}"]
+    if witness.broken:
+        words.append(f"the witness broke off: {witness.broken}")
+    outcome.kv = ", ".join(words)
+    right = before == RIGHT and after in (RIGHT, NOT_ASKED) and not wrong
+    outcome.check("KV is right", outcome.kv, "right", right)
 
 
 def _waited(request: Request, over: float) -> float:

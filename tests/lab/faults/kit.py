@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from ..stack import Stack
 from . import store_faults
 
-HOLD_SECONDS = 20.0
 LATE_LOOKUP_SECONDS = 1.5
 LATE_LOAD_SECONDS = 2.5
 
@@ -21,8 +20,10 @@ def nothing(stack: Stack) -> None:
 class Fault:
     """`what` is for a reader who has seen it in production.
 
-    `again` is done every few seconds while the fault lasts. `store` is the adapter that it
-    needs. `tells` is a word that the guard's status must show while the fault lasts, for
+    One that does not last is over as soon as it has begun: what comes after is the cure's
+    time. `again` is done every few seconds while the fault lasts. `store` is the adapter
+    that it needs. `only_in_full`: told apart from others by little, not for every day.
+    `tells` is a word that the guard's status must show while the fault lasts, for
     what only a person can end; None when nothing of the kind is asked.
     """
 
@@ -31,8 +32,9 @@ class Fault:
     begin: Callable[[Stack], object]
     end: Callable[[Stack], object] = nothing
     again: Callable[[Stack], object] = nothing
-    hold_s: float = HOLD_SECONDS
+    lasts: bool = True
     store: str = "resp"
+    only_in_full: bool = False
     tells: str | None = None
 
 
@@ -68,11 +70,13 @@ FAULTS = (
         "drop",
         "every connection is reset once; the store is fine",
         lambda stack: stack.link.drop(),
+        lasts=False,
     ),
     Fault(
         "half_open",
         "every connection looks established and is dead; new ones work",
         _half_open,
+        lasts=False,
     ),
     Fault(
         "black_hole",
@@ -85,6 +89,7 @@ FAULTS = (
         "old connections are reset, new ones never answered",
         _cut_and_black_hole,
         lambda stack: stack.link.open_port(),
+        only_in_full=True,
     ),
     Fault(
         "port_closed",
@@ -96,6 +101,7 @@ FAULTS = (
         "flushall",
         "FLUSHALL while loads are in flight",
         store_faults.flush_in_mid_load,
+        lasts=False,
     ),
     Fault(
         "restarted_empty",
@@ -117,8 +123,8 @@ FAULTS = (
     ),
     Fault(
         "worker_stuck",
-        "one of the adapter's eight connections hangs, the others work",
-        lambda stack: stack.link.stall(1),
+        "one of the adapter's eight connections hangs with a load, the others work",
+        lambda stack: stack.link.stall_next("GET"),
         lambda stack: stack.link.resume(),
     ),
     Fault(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ from ..stack import Stack
 
 LOOK_SECONDS = 0.5
 HEALTH_LIMIT_S = 1.0
+CLOCK_SLACK_S = 0.2  # ages are counted from when the answer was written, not when it came
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,14 @@ class GateLook:
     @property
     def share(self) -> float:
         return float(self.status["admission"]["share"])
+
+    @property
+    def loads(self) -> list[tuple[float, int]]:
+        """When each of the last loads from L2 ended, and how many bytes it brought."""
+        return [
+            (self.at - load["end_ago_s"], int(load["bytes"]))
+            for load in self.status["recent_loads"]
+        ]
 
 
 class Lookout:
@@ -73,12 +83,42 @@ class Lookout:
         asked = [health for health in list(self.health) if begin <= health.at < end]
         return max(asked, key=lambda each: (each.error is not None, each.seconds), default=None)
 
-    def first_admitting(self, begin: float) -> float | None:
-        """When the gate was first seen to admit everything from `begin` on."""
-        looks = (look.at for look in list(self.gate) if look.at >= begin and look.share == 1)
+    def first_share(
+        self, begin: float, end: float, wanted: Callable[[float], bool]
+    ) -> float | None:
+        """When the gate was first seen to admit such a share."""
+        looks = (each.at for each in self._looks(begin, end) if wanted(each.share))
         return next(looks, None)
 
-    def _every(self, look: Any) -> None:
+    def whole_again(self, begin: float, end: float) -> float | None:
+        """When the gate was first seen to admit everything for good; None when it always
+        did, or did not in the end."""
+        looks = self._looks(begin, end)
+        parts = [place for place, each in enumerate(looks) if each.share < 1]
+        if not parts or parts[-1] + 1 == len(looks):
+            return None
+        return looks[parts[-1] + 1].at
+
+    def share_at(self, moment: float) -> float | None:
+        """The smaller of the shares seen just before and just after; None when nobody has
+        looked since."""
+        after = [each for each in list(self.gate) if each.at >= moment][:1]
+        before = [each for each in list(self.gate) if each.at < moment][-1:]
+        return min(each.share for each in [*before, *after]) if after else None
+
+    def loaded(self, begin: float, end: float, least_bytes: float) -> bool:
+        """Whether a load of so many bytes ended in that time, as the gate tells."""
+        return any(
+            begin - CLOCK_SLACK_S <= ended <= end + CLOCK_SLACK_S and count >= least_bytes
+            for look in list(self.gate)
+            if look.at >= begin
+            for ended, count in look.loads
+        )
+
+    def _looks(self, begin: float, end: float) -> list[GateLook]:
+        return [each for each in list(self.gate) if begin <= each.at < end]
+
+    def _every(self, look: Callable[[], None]) -> None:
         while not self._ended.wait(LOOK_SECONDS):
             look()
 

@@ -31,6 +31,7 @@ class Outcome:
     settled_p50: float | None = None
     summary: Summary | None = None
     worst_s: float | None = None
+    failed: int = 0
     did: list[tuple[float, str]] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     bypassed_after_s: float | None = None
@@ -69,6 +70,15 @@ def deeds(lines: Iterable[dict[str, Any]], begin: float) -> list[tuple[float, st
         times = [at for at, _ in same]
         runs.append((times[0], words if len(times) == 1 else f"{words} ×{len(times)}"))
     return runs
+
+
+def reasons(lines: Iterable[dict[str, Any]], begin: float) -> list[str]:
+    """Why each bypass and abort."""
+    return [
+        f"at {line['at'] - begin:.1f} s {line['action']}: {line.get('reason')}"
+        for line in lines
+        if line["kind"] == "decision" and line.get("action") in ("bypass", "abort")
+    ]
 
 
 def _words(line: dict[str, Any]) -> str:
@@ -117,7 +127,7 @@ def _cells(outcome: Outcome) -> tuple[str, ...]:
         outcome.fault.what,
         number(outcome.ratio),
         number(outcome.worst_s),
-        "–" if summary is None else f"{summary.failed} of {summary.answered + summary.failed}",
+        "–" if summary is None else f"{outcome.failed} of {summary.answered + outcome.failed}",
         did.replace("|", "/"),
         _seconds(outcome.bypassed_after_s),
         _seconds(outcome.back_after_s),

@@ -221,7 +221,8 @@ def test_worker_stuck(store: StoreOnly) -> None:
     stuck = 0
     for client in clients:
         try:
-            client.do("PING")
+            client.do("EXISTS", "key")
+            client.do("GET", "key")
         except TimeoutError:
             stuck += 1
     assert stuck == 1

@@ -6,9 +6,11 @@ from typing import Any
 
 from ..load import Load, Request
 from ..watch import Look
-from .judge import judge_requests, judge_told, told
+from .judge import judge_failed, judge_kv, judge_service, judge_told, told
 from .kit import FAULTS, Fault, by_name
+from .lookout import GateLook, Lookout
 from .outcome import Outcome, as_markdown, deeds
+from .witness import Reply, Witness
 
 
 class FixedLoad(Load):
@@ -28,6 +30,10 @@ def look(healing: dict[str, Any] | None) -> Look:
     return Look(1.0, "bypassed", None, 0.0, {"healing": healing})
 
 
+def judge(outcome: Outcome, requests: list[Request], over: float = 40.0) -> None:
+    judge_service(outcome, FixedLoad(requests), 0.0, (10.0, over), over, 1.0)
+
+
 def failed(outcome: Outcome) -> list[str]:
     return [check.what for check in outcome.failures]
 
@@ -38,8 +44,8 @@ def outcome_of(name: str = "freeze") -> Outcome:
 
 def test_a_request_without_an_answer_counts_with_what_it_waited() -> None:
     served, hung = outcome_of(), outcome_of()
-    judge_requests(served, FixedLoad([request(t, 2.0) for t in range(0, 30, 2)]), 0.0, 40.0, 1.0)
-    judge_requests(hung, FixedLoad([request(t, None) for t in (11.0, 12.0)]), 0.0, 40.0, 1.0)
+    judge(served, [request(t, 2.0) for t in range(0, 30, 2)])
+    judge(hung, [request(t, None) for t in (11.0, 12.0)])
     assert failed(served) == []
     assert served.ratio == 1.0
     assert hung.ratio == 14.25
@@ -48,24 +54,69 @@ def test_a_request_without_an_answer_counts_with_what_it_waited() -> None:
 
 def test_what_began_in_the_first_seconds_does_not_count_for_the_median_but_for_the_worst() -> None:
     outcome = outcome_of()
-    load = FixedLoad([request(-1.0, 9.0), request(1.0, 20.0), request(12.0, 1.0)])
-    judge_requests(outcome, load, 0.0, 30.0, 1.0)
+    judge(outcome, [request(-1.0, 9.0), request(1.0, 20.0), request(12.0, 1.0)])
     assert outcome.ratio == 0.5
     assert outcome.worst_s == 20.0
 
 
 def test_no_request_at_all_is_no_service() -> None:
     outcome = outcome_of()
-    judge_requests(outcome, FixedLoad([]), 0.0, 30.0, 1.0)
+    judge(outcome, [])
     assert len(failed(outcome)) == 1
 
 
 def test_a_failed_request_fails_the_fault() -> None:
     outcome = outcome_of()
-    judge_requests(
-        outcome, FixedLoad([request(12.0, 1.0), request(13.0, 1.0, "gone")]), 0.0, 30.0, 1.0
-    )
+    judge_failed(outcome, FixedLoad([request(12.0, 1.0), request(13.0, 1.0, "gone")]))
     assert failed(outcome) == ["no request failed"]
+
+
+class FixedWitness(Witness):
+    """A witness that has said this."""
+
+    def __init__(self, *intact: bool | None) -> None:
+        self.said = [Reply(1.0, 1, 4, each, True) for each in intact]
+        self.broken = None
+
+
+def test_wrong_kv_and_kv_that_nobody_saw_fail() -> None:
+    for before, said, after, right in (
+        ("right", (True, None), "right", True),
+        ("right", (), "not asked", True),
+        ("right", (True, False), "right", False),
+        ("right", (True,), "not loaded", False),
+        ("WRONG", (True,), "right", False),
+    ):
+        outcome = outcome_of()
+        judge_kv(outcome, FixedWitness(*said), before, after, 0.0)
+        assert (failed(outcome) == []) is right, (before, said, after)
+
+
+def test_the_gates_shares_over_time() -> None:
+    lookout = Lookout.__new__(Lookout)
+    shares = (1, 1, 0, 0, 0.5, 1, 1)
+    lookout.gate = [
+        GateLook(float(at), {"admission": {"share": share}}) for at, share in enumerate(shares)
+    ]
+    assert lookout.first_share(0, 9, lambda share: share == 0) == 2
+    assert lookout.whole_again(0, 9) == 5
+    assert lookout.whole_again(0, 1.5) is None
+    assert lookout.whole_again(0, 4.5) is None
+    assert lookout.share_at(1.5) == 0
+    assert lookout.share_at(5.5) == 1
+    assert lookout.share_at(6.5) is None
+
+
+def test_a_load_is_told_by_its_bytes_and_its_time() -> None:
+    lookout = Lookout.__new__(Lookout)
+    lookout.gate = [
+        GateLook(20.0, {"recent_loads": [{"end_ago_s": 5.0, "bytes": 100}]}),
+        GateLook(21.0, {"recent_loads": [{"end_ago_s": 6.0, "bytes": 100}]}),
+    ]
+    assert lookout.loaded(14.0, 16.0, 100)
+    assert not lookout.loaded(14.0, 16.0, 101)
+    assert not lookout.loaded(10.0, 14.0, 100)
+    assert not lookout.loaded(16.0, 30.0, 100)
 
 
 def test_back_in_time_or_a_page() -> None:

@@ -24,7 +24,7 @@ STORED_LIMIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Testimony:
+class Reply:
     """One request of the witness: chunks hit (None: no answer in time), and whether what
     came back is what was stored (None: nothing came back)."""
 
@@ -43,13 +43,13 @@ class Witness:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._new_seq = 1000
-        self.said: list[Testimony] = []
+        self.said: list[Reply] = []
         self.broken: str | None = None
 
     def close(self) -> None:
         self._client.close()
 
-    def wrong(self, begin: float, end: float) -> list[Testimony]:
+    def wrong(self, begin: float, end: float) -> list[Reply]:
         """What came back other than it was stored."""
         return [each for each in list(self.said) if begin <= each.at < end and each.intact is False]
 
@@ -69,17 +69,17 @@ class Witness:
                 time.sleep(STORED_LIMIT_S / 4)
         return True
 
-    def ask(self, seq: int) -> Testimony:
+    def ask(self, seq: int) -> Reply:
         """One whole request: what is hit is loaded and compared, the rest is stored."""
         at = time.monotonic()
         handle = self._client.begin(seq, CHUNKS)
         hit, _ = self._client.poll(handle, ANSWER_LIMIT_S)
         if hit is None:
             self._client.drop(handle)
-            said = Testimony(at, seq, None, None, None)
+            said = Reply(at, seq, None, None, None)
         else:
             done = self._client.finish(handle)
-            said = Testimony(at, seq, hit, done["intact"], done["retrieved"])
+            said = Reply(at, seq, hit, done["intact"], done["retrieved"])
         self.said.append(said)
         return said
 
