@@ -40,6 +40,7 @@ TURN_BYTES = 16 * 1024
 WIDE_BYTES = 256 * 1024  # pieces of an unlimited link: fewer turns cost less CPU
 HELD_PIECES = 512  # what one delayed direction may hold back inside the proxy
 SLACK_SECONDS = 0.002  # a link that is ahead by less does not sleep: timers are no finer
+MADE_UP_SECONDS = 5 * SLACK_SECONDS
 FILLERS = 16  # more connections than a listening queue of length 0 ever takes
 FILLED_AFTER_SECONDS = 0.2  # a connect on this machine that takes longer has met a full queue
 
@@ -198,7 +199,8 @@ class Link:
             self._count(count, down)
             return
         if self._waiting == 0:
-            self._busy_since = max(time.monotonic(), self._busy_until)
+            # A gap that is made up for (see `_pass`) was no idle time of the link.
+            self._busy_since = max(time.monotonic() - MADE_UP_SECONDS, self._busy_until)
         self._waiting += 1
         try:
             async with self._turn:
@@ -224,7 +226,7 @@ class Link:
                 return
             now = time.monotonic()
             # A late timer is made up for, an idle link is not: its past is no credit.
-            self._free_at = max(self._free_at, now - 5 * SLACK_SECONDS) + count / self.rate
+            self._free_at = max(self._free_at, now - MADE_UP_SECONDS) + count / self.rate
             ahead = self._free_at - now
             if ahead > SLACK_SECONDS:
                 await asyncio.sleep(ahead)
