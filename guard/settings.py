@@ -102,7 +102,7 @@ class PolicySettings(BaseModel):
     """How long a verdict must hold before it is acted on."""
     probe_interval_seconds: Annotated[Number, Field(ge=1, le=3600)] = 5.0
     """Time between probes of a bypassed L2."""
-    probe_interval_max_seconds: Annotated[Number, Field(ge=1, le=3600)] = 30.0
+    probe_interval_max_seconds: Annotated[Number, Field(ge=1, le=3600)] = 15.0
     """The longest time between probes, after losing ones."""
     probes_to_win: Annotated[Count, Field(ge=1, le=100)] = 3
     """Winning probes in a row before L2 is let back in."""

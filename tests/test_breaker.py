@@ -238,6 +238,62 @@ def test_a_load_that_loses_on_return_goes_back_at_once_and_dwells_longer() -> No
     assert run.state.next_probe_at - run.state.since == 1.5 * first_dwell
 
 
+FROZEN = {
+    **figures(bound=0.5e6),
+    "oldest_load": reading(30.0),
+    "loads_in_flight": reading(2.0),
+    "in_flight": reading(50e6),
+    "last_answer_age": reading(30.0),
+    "last_completion_age": reading(30.0),
+}
+
+
+def frozen() -> Run:
+    run = Run()
+    run.ticks(FAST, 5)
+    run.ticks(FROZEN, 4)
+    assert (run.state.phase, run.state.cause) == ("open", "frozen")
+    return run
+
+
+def test_a_frozen_store_is_probed_at_once_but_not_let_in_before_half_a_dwell() -> None:
+    run = frozen()
+    opened_at = run.state.since
+    probed_at = next(n for n in range(20) if run.tick(IDLE).probe) + 1
+    assert probed_at <= 4
+    for identity in range(1, 30):
+        run.probed(identity, 0.01)
+        run.ticks(IDLE, 3)
+        if run.state.phase == "returning":
+            break
+        assert run.last is not None
+        assert run.last.admission is not None
+        assert run.last.admission.share == 0
+    waited = run.now - opened_at
+    assert SETTINGS.dwell_seconds / 2 <= waited <= SETTINGS.dwell_seconds / 2 + 6
+
+
+def test_a_probe_that_loses_late_in_the_dwell_begins_the_row_anew() -> None:
+    run = frozen()
+    for identity in range(1, 4):
+        run.probed(identity, 0.01)
+        run.ticks(IDLE, 2)
+    run.probed(4, 9.0)
+    run.ticks(IDLE, 1)
+    assert run.state.wins == 0
+    run.ticks(IDLE, 30)
+    assert run.state.phase == "open"
+
+
+def test_what_first_looked_slow_is_probed_early_once_it_is_frozen() -> None:
+    run = opened()
+    slow_probe_at = run.state.next_probe_at
+    run.ticks(FROZEN, 2)
+    assert run.state.cause == "frozen"
+    assert run.state.next_probe_at < slow_probe_at
+    assert run.state.return_at - run.state.since == SETTINGS.dwell_seconds / 2
+
+
 def test_the_dwell_is_bounded_and_never_latches() -> None:
     run = Run()
     run.state = replace(run.state, trips=1000)

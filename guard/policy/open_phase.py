@@ -17,6 +17,9 @@ _PROBE_WIN_SPACING_SECONDS = 1.5
 # after it is well again, though its probes could tell.
 _DWELL_GROWTH = 1.5
 _MOST_GROWTHS = 30
+_SILENT = ("frozen", "store_failed")
+_SILENT_PROBE_SECONDS = 3.0
+_SILENT_DWELL_RATIO = 0.5
 
 
 def opened_state(
@@ -26,14 +29,27 @@ def opened_state(
     trips = state.trips + 1
     growth = _DWELL_GROWTH ** min(trips - 1, _MOST_GROWTHS)
     dwell = min(settings.dwell_seconds * growth, settings.dwell_max_seconds)
-    return BreakerState(
+    opened = BreakerState(
         phase="open",
         since=now,
         cause=cause or "slow",
         trips=trips,
         next_probe_at=now + dwell,
+        return_at=now + dwell,
         probe_interval=settings.probe_interval_seconds,
         probe_seen=state.probe_seen,
+    )
+    return _probed_early(opened, now) if opened.cause in _SILENT else opened
+
+
+def _probed_early(state: BreakerState, now: float) -> BreakerState:
+    """A store that answered nothing either answers a probe or not, which a few of them
+    tell sooner than a dwell; and one that serves them while the adapter hangs tells what
+    is broken."""
+    return replace(
+        state,
+        next_probe_at=min(state.next_probe_at, now + _SILENT_PROBE_SECONDS),
+        return_at=state.since + (state.return_at - state.since) * _SILENT_DWELL_RATIO,
     )
 
 
@@ -49,7 +65,7 @@ def open_tick(
     """One tick of the bypass."""
     if verdict.kind == "frozen" and state.cause == "slow":
         # What first looked slow has now moved nothing for too long to be only that.
-        state = replace(state, cause=verdict.cause)
+        state = _probed_early(replace(state, cause=verdict.cause), now)
 
     def hold(
         shown: State, code: str, words: str, new: BreakerState, action: str | None = None
@@ -64,14 +80,19 @@ def open_tick(
         if began_after and needed is not None:
             won, words = judge_probe(probe, needed, settings.limits.return_ratio)
             if won:
-                wins = state.wins + 1
-                if wins >= settings.probes_to_win:
+                wins = min(state.wins + 1, settings.probes_to_win)
+                enough = wins >= settings.probes_to_win
+                if enough and now >= state.return_at:
                     return _return_begins(state, settings, now, words, verdict)
+                # Once enough are won, the last one comes when the dwell is over.
+                pause = _PROBE_WIN_SPACING_SECONDS
+                if enough:
+                    pause = max(pause, min(state.probe_interval, state.return_at - now))
                 return hold(
                     "probing",
                     "probe_won",
                     f"probe {wins} of {settings.probes_to_win} won: {words}",
-                    replace(state, wins=wins, next_probe_at=now + _PROBE_WIN_SPACING_SECONDS),
+                    replace(state, wins=wins, next_probe_at=now + pause),
                     "probe_won",
                 )
             interval = min(state.probe_interval * 1.5, settings.probe_interval_max_seconds)

@@ -22,7 +22,7 @@ class PolicySettings:
     dwell_seconds: float = 30.0
     dwell_max_seconds: float = 300.0
     probe_interval_seconds: float = 5.0
-    probe_interval_max_seconds: float = 30.0
+    probe_interval_max_seconds: float = 15.0
     probes_to_win: int = 3
     return_shares: Sequence[float] = (0.05, 0.25, 0.5, 1.0)
     return_step_seconds: float = 5.0
@@ -32,7 +32,8 @@ class PolicySettings:
 class BreakerState:
     """All the breaker remembers between ticks. `since` is when the phase began; the
     `episode_*` fields follow one run of losing (slow, frozen) or overloaded verdicts;
-    `aborts` counts those of the loads that hang now, `next_abort_at` spaces them."""
+    `return_at` is when winning probes may let L2 back in; `aborts` counts those of the
+    loads that hang now, `next_abort_at` spaces them."""
 
     phase: Phase = "closed"
     since: float = 0.0
@@ -45,6 +46,7 @@ class BreakerState:
     episode_told: bool = False
     wins: int = 0
     next_probe_at: float = 0.0
+    return_at: float = 0.0
     probe_interval: float = 0.0
     probe_seen: int | None = None
     step: int = 0
