@@ -195,7 +195,8 @@ def test_wrong_input_over_the_route(server: CacheServer) -> None:
         ("admission", b'{"holder": "' + b"x" * 1_000_000 + b'"}', 400, "holder must be"),
         ("admission", b'{"lease_s": 1e9}', 400, "lease_s must be"),
         ("probe", b'{"chunks": "many"}', 400, "chunks must be"),
-        ("abort", b"{}", 400, "not supported yet"),
+        ("abort", b'{"release_within_s": -1}', 400, "release_within_s must be"),
+        ("rebuild", b'{"cause": "boredom"}', 400, "cause must be one of"),
         ("explode", b"{}", 400, "unknown operation"),
         ("admission", b'{"adapter_index": 7}', 404, "not found"),
         ("admission", b"not json", 422, ""),
@@ -205,6 +206,21 @@ def test_wrong_input_over_the_route(server: CacheServer) -> None:
         assert says in str(answer)
         assert len(str(answer)) < 2000
     assert server.status()["revision"] == before
+
+
+def test_only_types_whose_close_is_proved_are_exchanged(server: CacheServer) -> None:
+    state = server.status()
+    assert state["can"]["rebuild"] is state["can"]["abort"] is (state["inner"] == "resp")
+    code, answer = server.operate("rebuild", holder="person:ana", reason="trying")
+    if state["inner"] != "resp":
+        assert code == 409
+        assert "is not proved to end its writers" in answer["error"]
+        return
+    assert (code, answer["started"]) == (200, True)
+    eventually(lambda: not server.status()["rebuild"]["running"])
+    assert server.status()["rebuild"]["last"]["outcome"] == "done"
+    warm(server, seq=350, chunks=2)
+    assert server.client.request(350, 2) == 2
 
 
 def test_a_lease_ends_by_itself(server: CacheServer) -> None:
@@ -248,6 +264,9 @@ def test_metrics_are_a_sound_exposition_with_every_name(server: CacheServer) -> 
         *("shadow_lookups", "shadow_found_bytes", "store_bytes", "store_seconds"),
         *("store_failures", "stores_skipped", "rebuilds", "admission_share"),
         *("admission_min_chunks", "lease_expires_seconds", "revision", "info", "faults"),
+        *("adapter_generation", "adapter_attached", "adapter_answered", "adapter_age_seconds"),
+        *("last_answer_age_seconds", "lost_lookups", "failed_stores", "releasing_loads"),
+        "parked_adapters",
     }
     assert any(name.startswith("lmcache_mp_") for name in names), "LMCache's own are there too"
     assert server.get("/status")[1]["is_healthy"] is True
