@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP_ARGS ?=
 STRICT ?=
 
-.PHONY: help install packages run test lab-env lab-test lab-faults lint types bench clean
+.PHONY: help install packages run test lab-env lab-test lab-faults soak lint types bench clean
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
@@ -36,6 +36,10 @@ lab-test: $(STAMP) lab-env  ## tests on the real engine stack; STRICT=1 takes ev
 
 lab-faults: $(STAMP) lab-env  ## every fault of a store, once (FAULT_RUNS=3 STRICT=1 in full)
 	STRICT='$(STRICT)' FAULT_RUNS='$(FAULT_RUNS)' KVGUARD_BIN='$(abspath $(BIN)/kvguard)' .lab/bin/python -m pytest tests/lab/test_faults.py $(ARGS)
+
+soak: $(STAMP) lab-env  ## what is long, in full: writes docs/acceptance.md and docs/faults.md (70 minutes)
+	LAB_REPORT='$(abspath docs/acceptance.md)' STRICT=1 KVGUARD_BIN='$(abspath $(BIN)/kvguard)' .lab/bin/python -m pytest tests/lab/test_acceptance.py
+	FAULTS_REPORT='$(abspath docs/faults.md)' STRICT=1 FAULT_RUNS=3 KVGUARD_BIN='$(abspath $(BIN)/kvguard)' .lab/bin/python -m pytest tests/lab/test_faults.py
 
 lint: $(STAMP)  ## ruff: rules and format
 	$(BIN)/ruff check .
