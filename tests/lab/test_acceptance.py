@@ -8,7 +8,6 @@ from pathlib import Path
 from .acceptance import AcceptanceFailed, accept
 from .stack import LAB_RUN, Stack
 
-
 HEAD = """# The last acceptance run
 
 `make soak` writes this page; `make lab-test` does the same run with its limits times 1.5.
