@@ -2,7 +2,7 @@
 
 The peers run in a process of their own, so that only the guard's CPU is counted. Their
 bodies are captures of vLLM and LMCache, with the gate's ledger appended. The cost of the
-same three GETs through httpx is shown beside it: it is why the tick uses httpcore itself.
+same three GETs through httpx is shown beside it: it is why the tick has a client of its own.
 """
 
 from __future__ import annotations
