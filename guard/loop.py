@@ -15,25 +15,23 @@ from dataclasses import asdict, dataclass, field, replace
 
 from guard.chronicle import Chronicle, JournalLike
 from guard.control.lmcache_mp import GateControl
-from guard.control.reconcile import Reconciler, Wanted
-from guard.errors import ControlConflict
+from guard.control.reconcile import Reconciler
 from guard.estimate.estimator import Estimator
 from guard.estimate.figures import Configured
-from guard.healer import PROBE_CHUNKS, PROBE_DEADLINE_SECONDS, PROBE_MAX_BYTES, Healer
+from guard.healer import Healer
+from guard.holding import Holding, Sight
 from guard.memory import Memory, StateStore
+from guard.persons_word import PersonsWord
 from guard.policy.breaker import as_in_force, decide
 from guard.policy.state import PolicySettings, Surroundings
-from guard.policy.types import Admission, Decision, Healing, Mode, Override, OverrideMode
+from guard.policy.types import Admission, Decision, Healing, Mode, OverrideMode
 from guard.policy.verdict import judge
 from guard.readings import Snapshot
 from guard.scrape import Burst, Scraper
-from guard.sources.gate import GateStatus
 from guard.sources.http import HttpClient
 from guard.sources.lmcache_mp import has_gate
 from guard.view import OBSERVE_ONLY, View
 
-DEFAULT_TTL_SECONDS = 1800.0
-MAX_TTL_SECONDS = 86_400.0
 _TIMEOUT_OF_INTERVAL = 0.45
 
 
@@ -74,8 +72,6 @@ class Loop:
         self._chronicle = Chronicle(journal)
         recalled = self._memory.recall()
         self._state = recalled.state
-        self._override: Override | None = recalled.override
-        self._override_revision = recalled.override_revision
         if recalled.words is not None:
             journal.write("state", reason=recalled.words, state=asdict(recalled.state))
         self._wall, self._monotonic, self._chance = wall, monotonic, chance
@@ -92,13 +88,17 @@ class Loop:
             renew_seconds=settings.renew_seconds,
             status_seconds=settings.status_seconds,
         )
-        if self._override is not None:
-            self._reconciler.own(self._override.who)
+        self._word = PersonsWord(
+            journal, self._reconciler.own, recalled.override, recalled.override_revision
+        )
+        self._holding = Holding(
+            self._reconciler,
+            self._chronicle,
+            monotonic,
+            stop_renewing_after_seconds=settings.stop_renewing_after_seconds,
+        )
         self._healer = Healer(self._reconciler, journal, chance, recalled.healing)
         self._estimator = Estimator(settings.estimate)
-        self._since = float("-inf")
-        self._was_out: bool | None = None
-        self._wanted: Wanted | None = None
         self._evidence_at = monotonic()
         self._lock = asyncio.Lock()
         self._decisions: Counter[tuple[str, str]] = Counter()
@@ -113,8 +113,8 @@ class Loop:
             holder=None,
             admission=None,
             lease_expires_at=None,
-            override=self._override,
-            override_revision=self._override_revision,
+            override=self._word.override,
+            override_revision=self._word.revision,
             snapshot=None,
             decision=None,
         )
@@ -151,8 +151,8 @@ class Loop:
             self._settings,
             policy=settings.policy,
             blind_after_seconds=settings.blind_after_seconds,
-            stop_renewing_after_seconds=settings.stop_renewing_after_seconds,
         )
+        self._holding.stop_renewing_after_seconds = settings.stop_renewing_after_seconds
         self._estimator.configure(
             min_loads=settings.estimate.min_loads,
             window_seconds=settings.estimate.window_seconds,
@@ -161,10 +161,9 @@ class Loop:
     async def release(self) -> bool:
         """Give the gate back to its default at once (`--release-on-exit`): a short lease
         that admits all. True when the gate did so; a person's hold is not released."""
-        if self._wanted is None or self._override is not None:
+        done = None if self._word.override is not None else await self._holding.release()
+        if done is None:
             return False
-        wanted = Wanted(Admission(), self._settings.holder, "guard stopped: released", 1.0)
-        done = await self._reconciler.apply(wanted, None)
         self._journal.write("release", reason="released on exit" if done else "release failed")
         return done
 
@@ -182,31 +181,13 @@ class Loop:
         Raises ControlConflict when `if_revision` is given and stale, ValueError for a TTL
         out of (0, 24 h].
         """
-        ttl = DEFAULT_TTL_SECONDS if ttl_seconds is None else ttl_seconds
-        if not 0 < ttl <= MAX_TTL_SECONDS:
-            raise ValueError(f"ttl_s must be above 0 and at most {MAX_TTL_SECONDS:g}, not {ttl:g}")
-        if if_revision is not None and if_revision != self._override_revision:
-            raise ControlConflict(
-                f"the override changed meanwhile: revision is {self._override_revision}, "
-                f"not {if_revision}; read it again"
-            )
-        before, now = self._override, self._wall()
-        self._override_revision += 1
-        if mode == "auto":
-            self._override = None
-        else:
-            self._override = Override(mode, who, reason, now, now + ttl, self._override_revision)
-        for word in (before, self._override):
-            if word is not None:
-                self._reconciler.own(word.who)
-        self._journal.write(
-            "override",
-            action=mode,
+        self._word.say(
+            mode,
             who=who,
             reason=reason,
-            ttl_s=None if mode == "auto" else ttl,
-            before=asdict(before) if before else None,
-            after=asdict(self._override) if self._override else None,
+            ttl_seconds=ttl_seconds,
+            if_revision=if_revision,
+            now=self._wall(),
         )
         self._save()
         await self.tick()
@@ -227,7 +208,7 @@ class Loop:
         await self._reconciler.refresh(burst.cache)
         now, monotonic = self._wall(), self._monotonic()
         gate = self._reconciler.status
-        self._follow_share(gate)
+        self._holding.follow_share(gate)
         snapshot = Snapshot(
             now,
             monotonic,
@@ -237,23 +218,23 @@ class Loop:
                 burst.status,
                 now,
                 monotonic,
-                self._since,
+                self._holding.since,
                 float(gate.max_loads) if gate else None,
             ),
         )
-        self._expire_override(now)
-        blind = self._blind(burst)
+        self._word.expire(now)
+        blind = burst.blind
         if blind is None:
             self._evidence_at = monotonic
         around = Surroundings(
             mode=self._settings.mode,
-            override=self._override,
+            override=self._word.override,
             can_control=gate is not None,
-            foreign_holder=self._reconciler.foreign_holder(self._override),
+            foreign_holder=self._reconciler.foreign_holder(self._word.override),
             share_in_force=gate.share if gate else None,
             can_probe=gate is not None and gate.can_probe,
             probe=self._healer.breakers_probe(),
-            blind=blind if self._override is None else None,
+            blind=blind if self._word.override is None else None,
             can_abort=gate is not None and bool(gate.can_abort),
             why_no_abort=gate.why_not.get("abort", "") if gate else "",
         )
@@ -262,7 +243,7 @@ class Loop:
         if (
             around.blind
             and shown
-            and self._decided_under == self._override_revision
+            and self._decided_under == self._word.revision
             and unseen < self._settings.blind_after_seconds
         ):
             # One late answer is no blindness: what was decided stands for now.
@@ -271,7 +252,7 @@ class Loop:
             decision, self._state = decide(
                 snapshot, self._state, self._settings.policy, around, now, self._chance
             )
-            self._decided_under = self._override_revision
+            self._decided_under = self._word.revision
         healing: Healing | None = None
         if blind is None:
             verdict = judge(snapshot, self._settings.policy.limits)
@@ -292,7 +273,9 @@ class Loop:
                     "share": decision.admission.share if decision.admission else None,
                 },
             )
-        if await self._act(decision, burst, around, monotonic, now):
+        if await self._holding.act(
+            decision, around, self._sight(burst, monotonic - self._evidence_at), now
+        ):
             if decision.operation is not None:
                 await self._healer.operate(decision.operation, decision.reason, now)
             elif healing is not None:
@@ -304,106 +287,18 @@ class Loop:
         self._save()
         self._show(burst, snapshot, decision, now, monotonic)
 
-    def _blind(self, burst: Burst) -> str | None:
-        """Why the policy cannot see enough to change anything, or None."""
-        if burst.cache is None:
-            return "the cache does not answer: holding"
-        if burst.engine is None:
-            return "the engine does not answer: holding"
-        if burst.status is None:
-            return "the cache's status does not answer: holding"
-        return None
-
-    async def _act(
-        self,
-        decision: Decision,
-        burst: Burst,
-        around: Surroundings,
-        monotonic: float,
-        now: float,
-    ) -> bool:
-        """Have the admission in force that was decided; True when the gate says it is."""
-        if burst.cache is None or not has_gate(burst.cache) or self._reconciler.status is None:
-            return False
-        enforce = self._settings.mode == "enforce" and around.foreign_holder is None
-        wanted: Wanted | None
-        if decision.admission is not None and (enforce or self._override is not None):
-            wanted = self._reconciler.wanted(
-                decision.admission, decision.reason, self._override, now
-            )
-        elif (
-            decision.admission is None
-            and enforce
-            and around.blind is not None
-            and not self._persons_word_ended()
-            and monotonic - self._evidence_at < self._settings.stop_renewing_after_seconds
-        ):
-            wanted = self._wanted  # hold what is there, and keep its lease
-        elif self._must_let_go(around):
-            wanted = Wanted(
-                Admission(), self._settings.holder, "no longer held: back to the default", 1.0
-            )
-        else:
-            return False
-        if wanted is None:
-            return False
-        was = self._reconciler.status.share
-        done = await self._reconciler.apply(
-            wanted,
-            burst.status.prefetch_slots(self._estimator.bytes_per_load) if burst.status else None,
-        )
-        self._wanted = wanted
-        self._follow_share(self._reconciler.status)
-        self._chronicle.outcome(wanted, was, None if done else self._reconciler.error)
-        if decision.probe and done and enforce:
-            await self._reconciler.probe(PROBE_CHUNKS, PROBE_MAX_BYTES, PROBE_DEADLINE_SECONDS)
-        return done
-
-    def _follow_share(self, gate: GateStatus | None) -> None:
-        """Evidence on loads begins anew when L2 leaves the path and when it comes back,
-        whoever did it: what loads did before says nothing about them now."""
-        if gate is None:
-            return
-        out = gate.share == 0
-        if self._was_out is not None and out != self._was_out:
-            self._since = self._monotonic()
-        self._was_out = out
-
-    def _must_let_go(self, around: Surroundings) -> bool:
-        """A hold that was set through this guard still stands, and nobody wants it: a
-        person's word has ended, or the guard only observes."""
-        status = self._reconciler.status
-        if self._override is not None or around.foreign_holder is not None or status is None:
-            return False
-        if status.holder is None:
-            return False
-        observing = self._settings.mode == "observe" and self._wanted is not None
-        return observing or self._persons_word_ended()
-
-    def _persons_word_ended(self) -> bool:
-        """The gate still holds what a person said through this guard, and they took it
-        back or it ran out."""
-        status = self._reconciler.status
-        return (
-            self._override is None
-            and status is not None
-            and status.holder is not None
-            and status.holder.startswith("person:")
+    def _sight(self, burst: Burst, blind_seconds: float) -> Sight:
+        status = burst.status
+        return Sight(
+            burst.cache is not None and has_gate(burst.cache),
+            status.prefetch_slots(self._estimator.bytes_per_load) if status else None,
+            blind_seconds,
         )
 
     # memory and words ---------------------------------------------------------------
 
-    def _expire_override(self, now: float) -> None:
-        word = self._override
-        if word is not None and now >= word.expires_at:
-            self._override = None
-            self._override_revision += 1
-            self._journal.write(
-                "override", action="expired", who=word.who, reason=f"{word.mode} ran out"
-            )
-
     def _save(self) -> None:
-        self._memory.save(self._state, self._override, self._override_revision, self._healer.state)
+        self._memory.save(self._state, self._word.override, self._word.revision, self._healer.state)
 
     def _show(
         self,
@@ -425,8 +320,8 @@ class Loop:
             holder=gate.holder if gate else None,
             admission=Admission(gate.share, gate.min_chunks) if gate else None,
             lease_expires_at=now + lease if lease is not None else None,
-            override=self._override,
-            override_revision=self._override_revision,
+            override=self._word.override,
+            override_revision=self._word.revision,
             snapshot=snapshot,
             decision=decision,
             sources=burst.sources,
@@ -446,7 +341,7 @@ class Loop:
             return OBSERVE_ONLY
         if self._reconciler.status is None:
             return f"the gate's status cannot be read: {self._reconciler.error}"
-        if foreign := self._reconciler.foreign_holder(self._override):
+        if foreign := self._reconciler.foreign_holder(self._word.override):
             return f"held by {foreign}"
         if error := self._chronicle.control_error:
             return f"not in force: {error}"

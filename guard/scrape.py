@@ -24,6 +24,17 @@ class Burst:
     status: lmcache_mp.CacheStatus | None
     sources: tuple[SourceView, ...]
 
+    @property
+    def blind(self) -> str | None:
+        """Why the policy cannot see enough to change anything, or None."""
+        peers = {
+            "the cache": self.cache,
+            "the engine": self.engine,
+            "the cache's status": self.status,
+        }
+        silent = next((name for name, seen in peers.items() if seen is None), None)
+        return None if silent is None else f"{silent} does not answer: holding"
+
 
 class Scraper:
     """Reads engines and cache. `wall` and `monotonic` are the clocks, in seconds."""

@@ -15,6 +15,7 @@ from typing import Any
 from guard.addresses import peer_url
 from guard.commands.words import clock_time, status_text
 from guard.errors import ControlConflict, ControlRefused, GuardUnreachable, SettingsError
+from guard.policy.types import MAX_TTL_SECONDS
 from guard.service.status import SCHEMA
 from guard.view import OBSERVE_ONLY
 
@@ -25,7 +26,6 @@ _EXIT_TROUBLE = 10
 _EXIT_NO_CONTROL = 1
 _TTL_PART = re.compile(r"(\d+(?:\.\d+)?)(d|h|m|s|)")
 _UNIT_SECONDS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "": 1.0}
-_MAX_TTL_SECONDS = 86_400.0
 
 
 def show_status(guard: str, as_json: bool) -> int:
@@ -86,7 +86,7 @@ def seconds(text: str) -> float:
     if len(parts) > 1 and any(not unit for _, unit in parts):
         raise SettingsError(f"--ttl {text!r} has a number without its unit; write 1h30m")
     total = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
-    if not 0 < total <= _MAX_TTL_SECONDS:
+    if not 0 < total <= MAX_TTL_SECONDS:
         raise SettingsError(f"--ttl {text!r} must be above 0 and at most 24h")
     return total
 

@@ -22,7 +22,7 @@ from guard.view import OBSERVE_ONLY
 _FREE_SLOTS = 3
 _CLOSE_ENOUGH = 0.25
 _MOST_LOADS = 4096  # the gate takes no larger one
-_PERSON = "person:"
+PERSON = "person:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +110,13 @@ class Reconciler:
         status = self.status
         if status is None or status.holder is None or status.holder == self.holder:
             return None
-        if override is not None and status.holder == f"{_PERSON}{override.who}":
+        if override is not None and status.holder == f"{PERSON}{override.who}":
             return None
         return None if status.holder in self._own_persons else status.holder
 
     def own(self, who: str) -> None:
         """Remember a person who spoke through this guard: their hold is ours to change."""
-        self._own_persons.add(f"{_PERSON}{who}")
+        self._own_persons.add(f"{PERSON}{who}")
 
     def wanted(
         self, admission: Admission, reason: str, override: Override | None, now: float
@@ -125,7 +125,7 @@ class Reconciler:
         that it outlives the guard; the guard's own on a short lease."""
         if override is not None:
             left = max(1.0, override.expires_at - now)
-            return Wanted(admission, f"{_PERSON}{override.who}", override.reason, left)
+            return Wanted(admission, f"{PERSON}{override.who}", override.reason, left)
         return Wanted(admission, self.holder, reason, self._lease_seconds)
 
     async def apply(self, wanted: Wanted, slots: PrefetchSlots | None) -> bool:
@@ -143,7 +143,7 @@ class Reconciler:
             and status.holder == wanted.holder
             and (max_loads is None or status.max_loads == max_loads)
         )
-        persons = wanted.holder.startswith(_PERSON)
+        persons = wanted.holder.startswith(PERSON)
         due = self._monotonic() - self._written_at >= self._renew_seconds and not persons
         if same and not due:
             return True

@@ -49,6 +49,10 @@ class Admission:
     min_chunks: int = 0
 
 
+DEFAULT_TTL_SECONDS = 1800.0
+MAX_TTL_SECONDS = 86_400.0
+
+
 @dataclass(frozen=True, slots=True)
 class Override:
     """A person's word, which always wins while it lives.

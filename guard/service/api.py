@@ -16,13 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from guard.errors import ControlConflict, KvguardError
+from guard.policy.types import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
 from guard.service import status as document
 from guard.service.guarding import LocalOnly
 from guard.service.metrics_app import PATHS, MetricsApp
 from guard.view import Guard, View
 
-MAX_TTL_SECONDS = 86_400
-DEFAULT_TTL_SECONDS = 1_800
 # Letters, digits, punctuation and plain spaces: nothing a terminal or a log would obey.
 Words = Annotated[
     str,
