@@ -7,9 +7,7 @@ names the nearest known one, wherever it stands.
 
 from __future__ import annotations
 
-import difflib
 import json
-import os
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,15 +25,11 @@ from pydantic_settings import (
 
 from guard.addresses import listen_address, peer_url
 from guard.errors import SettingsError
+from guard.settings_errors import ENV_PREFIX, environment_keys, explain, unknown
 from guard.yaml_file import read_yaml
 
 DEFAULT_ENGINE = "http://127.0.0.1:8000"
 DEFAULT_CACHE = "http://127.0.0.1:8080"
-ENV_PREFIX = "KVGUARD_"
-# Kubernetes gives every pod beside a Service named `kvguard` variables of these forms.
-_KUBERNETES = re.compile(
-    r"KVGUARD_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)"
-)
 
 
 def _number(value: object) -> object:
@@ -260,14 +254,14 @@ def load(flags: Mapping[str, Any] | None = None) -> Settings:
     and for an unknown key the nearest known one.
     """
     given = {key: value for key, value in (flags or {}).items() if value is not None}
-    environment = _environment_keys()
+    environment = environment_keys()
     for variable, key in environment.items():
         if key not in _KNOWN:
-            raise SettingsError(_unknown(key, f"environment variable {variable}", variable))
+            raise SettingsError(unknown(key, f"environment variable {variable}", _KNOWN, variable))
     try:
         return Settings(**given)
     except ValidationError as error:
-        raise SettingsError(_explain(error, given, environment)) from None
+        raise SettingsError(explain(error, _KNOWN, given, environment)) from None
 
 
 def known_keys() -> tuple[str, ...]:
@@ -283,74 +277,6 @@ def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 _KNOWN: tuple[str, ...] = tuple(_walk(Settings))
-
-
-def _environment_keys() -> dict[str, str]:
-    """Our environment variables and the dotted setting each one means."""
-    return {
-        variable: variable[len(ENV_PREFIX) :].lower().replace("__", ".")
-        for variable, value in os.environ.items()
-        if variable.upper().startswith(ENV_PREFIX)
-        and value
-        and not _KUBERNETES.fullmatch(variable.upper())
-    }
-
-
-def _unknown(key: str, where: str, as_written: str | None = None) -> str:
-    last = key.rpartition(".")[2]
-    candidates = difflib.get_close_matches(key, _KNOWN, n=1, cutoff=0.6)
-    if not candidates:
-        # `trip_ratio` outside its section is nearest to `policy.trip_ratio`
-        by_last = {known.rpartition(".")[2]: known for known in _KNOWN}
-        close = difflib.get_close_matches(last, by_last, n=1, cutoff=0.0)
-        candidates = [by_last[close[0]]]
-    nearest = candidates[0]
-    if as_written is not None:
-        nearest = ENV_PREFIX + nearest.replace(".", "__").upper()
-    name = as_written or key
-    source = where if as_written is None else "the environment"
-    return f"unknown setting {name!r} in {source}; the nearest known one is {nearest!r}"
-
-
-def _explain(
-    error: ValidationError, flags: Mapping[str, Any], environment: Mapping[str, str]
-) -> str:
-    problems = error.errors(include_url=False, include_input=False, include_context=True)
-    first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    names = [part for part in first["loc"] if isinstance(part, str) and part.isidentifier()]
-    key = ".".join(names)
-    if first["type"] == "extra_forbidden":
-        key = ".".join(str(part) for part in first["loc"])
-        return _unknown(key, _origin(key, flags, environment))
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "model_type":
-        message = "a section with settings of its own ('key: value') is wanted"
-    message = message[:1].lower() + message[1:]
-    origin = _origin(key, flags, environment)
-    subject = "" if not key else f"{origin}: " if origin[:2] == "--" else f"{key} in {origin}: "
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return _one_line(f"{subject}{message}{more}")
-
-
-def _origin(key: str, flags: Mapping[str, Any], environment: Mapping[str, str]) -> str:
-    """Where a setting was given, by the order in which the layers win."""
-    top = key.partition(".")[0]
-    if top in flags:
-        return f"--{top.replace('_', '-')}"
-    for variable, name in environment.items():
-        if name in (key, top):
-            return f"environment variable {variable}"
-    for variable, name in environment.items():
-        if name.startswith(f"{key}."):
-            return f"environment variable {variable}"
-    path = flags.get("config") or next(
-        (os.environ[variable] for variable, name in environment.items() if name == "config"), None
-    )
-    return str(path) if path else "the settings"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def describe_peers(settings: Settings) -> Sequence[str]:

@@ -18,7 +18,8 @@ from guard.estimate.estimator import Estimator
 from guard.estimate.figures import Configured
 from guard.policy.types import AILMENTS, CAUSES, STATES, Healing
 from guard.readings import Missing, Reading, Snapshot
-from guard.service.metrics import METRICS, MetricsPage, unlisted
+from guard.service.figure_metrics import METRICS, unlisted
+from guard.service.metrics import MetricsPage
 from guard.sources import lmcache_mp, vllm
 from guard.view import View
 from tests.fakes import BYPASSED, NOW, fresh_view, hurting_view
