@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP_ARGS ?=
 STRICT ?=
 
-.PHONY: help install packages run test lab-env lab-test lab-faults soak lint types bench clean
+.PHONY: help install packages run test lab-env lab-test lab-faults soak lint types bench reference clean
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
@@ -52,6 +52,10 @@ bench: $(STAMP)  ## timings, as ratios within one run
 	@for script in bench/exposition.py bench/tick.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 	@if [ -x .lab/bin/python ]; then echo "== bench/gate_lookup.py"; .lab/bin/python bench/gate_lookup.py; \
 	else echo "== bench/gate_lookup.py needs an environment with LMCache in .lab: not measured"; fi
+
+reference: $(STAMP)  ## write docs/metrics.md from the code
+	$(BIN)/python -m guard.reference.metrics_page > docs/metrics.md.new
+	mv docs/metrics.md.new docs/metrics.md
 
 clean:  ## remove what make made
 	rm -rf $(VENV) .lab .lab-pre .lab-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
