@@ -8,7 +8,7 @@ import pytest
 
 from .stack import Stack
 
-_SHARING_ORDER = ("gated_stack", "stock_stack")
+_SHARING_ORDER = ("gated_stack", "stock_stack", "runners")
 
 
 class Bench:
@@ -58,7 +58,8 @@ def stock_stack(bench: Bench) -> Stack:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one kind of stack one after the other, those without a stack first."""
+    """Tests of one kind of stack one after the other, those without a stack first, faults
+    last."""
 
     def place(item: pytest.Item) -> int:
         names = getattr(item, "fixturenames", ())

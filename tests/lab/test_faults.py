@@ -16,7 +16,7 @@ import pytest
 from .acceptance import LENIENT_FACTOR
 from .conftest import Bench
 from .faults.kit import FAULTS, Fault
-from .faults.outcome import Outcome, as_markdown
+from .faults.outcome import Outcome, as_markdown, as_page
 from .faults.runner import FOREIGN_LIMIT, FaultRunner
 from .stack import LAB_RUN, Stack
 
@@ -93,7 +93,7 @@ def test_the_engine_serves_on_and_l2_comes_back(
     outcomes.append(outcome)
     REPORT.parent.mkdir(parents=True, exist_ok=True)
     factor = 1.0 if STRICT else LENIENT_FACTOR
-    REPORT.write_text(as_markdown(outcomes, factor))
+    REPORT.write_text(as_page(outcomes, factor))
     alone = as_markdown([outcome], factor)
     print(f"\n{alone}")
     assert not outcome.failures, alone

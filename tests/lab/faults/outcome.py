@@ -92,6 +92,24 @@ def _words(line: dict[str, Any]) -> str:
     return " ".join(dict.fromkeys([*([] if kind == "decision" else [kind]), *said]))
 
 
+_PAGE = """\
+# What breaks, and what comes of it
+
+`make soak` writes this page: every fault of the kit (`tests/lab/faults`) three times, limits
+as written; `make lab-test` takes most of them once, with limits times 1.5. The real stack of
+`tests/lab` on two cores, two requests at a time, a guard in `enforce` that nobody helps. P is
+the median time to first token while everything is recomputed. A median below it during a
+fault is the cache server's own memory: what L2 does not take stays there. KV is checked by a
+second engine on the same server, which knows every byte it stored.
+
+"""
+
+
+def as_page(outcomes: Sequence[Outcome], factor: float) -> str:
+    """The table as a page of its own."""
+    return _PAGE + as_markdown(outcomes, factor)
+
+
 def as_markdown(outcomes: Sequence[Outcome], factor: float) -> str:
     """The table, then every check that failed, then the notes."""
     head = (

@@ -9,7 +9,7 @@ from ..watch import Look
 from .judge import judge_failed, judge_kv, judge_service, judge_told, told
 from .kit import FAULTS, Fault, by_name
 from .lookout import GateLook, Lookout
-from .outcome import Outcome, as_markdown, deeds
+from .outcome import Outcome, as_markdown, as_page, deeds
 from .witness import Reply, Witness
 
 
@@ -163,6 +163,7 @@ def test_the_table_has_a_row_for_each_and_names_what_failed() -> None:
     good, bad = outcome_of(), outcome_of("drop")
     bad.check("KV is right", "WRONG", "right", False)
     text = as_markdown([good, bad], 1.0)
+    assert as_page([good, bad], 1.0).endswith(text)
     assert "| freeze 1 |" in text
     assert "| drop 1 |" in text
     assert text.count("**FAILED**") == 1
