@@ -20,19 +20,28 @@ class Reading:
     tokens_per_second, bytes_per_token, ratio, requests, flag: 0 or 1); it is never NaN. +Inf occurs
     only where it means something: a break-even length that no prompt reaches.
     `at` is Unix time in seconds of the evidence (not of its publication), `source`
-    says in a few words where the figure comes from and how good it is.
+    says in a few words where the figure comes from and how good it is. `low` and `high`,
+    where they are known, bound the truth with 95 % confidence and enclose the value.
 
-    Raises ValueError for a NaN: a figure without a value is a Missing.
+    Raises ValueError for a NaN (a figure without a value is a Missing), and for bounds that
+    do not enclose the value.
     """
 
     value: float
     unit: str
     at: float
     source: str
+    low: float | None = None
+    high: float | None = None
 
     def __post_init__(self) -> None:
         if math.isnan(self.value):
             raise ValueError(f"a Reading cannot be NaN ({self.source}); use Missing")
+        if not (
+            (self.low is None or self.low <= self.value)
+            and (self.high is None or self.high >= self.value)
+        ):
+            raise ValueError(f"bounds {self.low}, {self.high} do not enclose {self.value}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,6 +171,25 @@ def test_hung_loads_are_aborted_once_then_with_back_off() -> None:
     assert (run.state.aborts, run.state.next_abort_at) == (0, 0.0)
 
 
+def test_a_slow_bypass_whose_loads_must_be_aborted_was_frozen_and_is_probed_early() -> None:
+    run = Run(ABLE)
+    slow = hanging_loads(3.0, break_even_bandwidth=100e6)
+    assert kind(**slow) == ("slow", "slow")
+    while run.state.phase != "open":
+        run.tick(**slow)
+    assert run.state.cause == "slow"
+    began, dwell = run.now, run.state.return_at - run.state.since
+    age = 3.0
+    while run.did[-1][1] != "abort":
+        age += 1.0
+        # The bound stays too high to be called frozen, as with half of a load moved.
+        run.tick(**hanging_loads(age, break_even_bandwidth=100e6))
+    assert run.state.cause == "frozen"
+    assert run.state.next_probe_at <= run.now + 3.0
+    assert run.state.return_at == run.state.since + dwell / 2
+    assert run.now - began < 5.0
+
+
 def test_the_release_never_falls_under_a_quarter_of_the_gpu() -> None:
     run = bypassed()
     for age in (4.0, 5.0, 6.0):

@@ -68,7 +68,9 @@ def test_loads_that_hang_are_aborted_and_the_result_is_told() -> None:
         assert abort["release_within_s"] == 10
         assert abort["release_bytes_per_s"] == pytest.approx(24_576 * 2000, rel=0.8)
         assert ("abort", "done") in told(bench, "operation")
-        assert bench.journal.actions() == ["bypass", "abort"]
+        first, second, *others = bench.journal.actions()
+        assert (first, second) == ("bypass", "abort")
+        assert set(others) <= {"probe", "probe_lost"}
         assert bench.peers.hung_loads == 0
         assert bench.loop.view().healing_attempts_total == {("abort", "done"): 1}
 

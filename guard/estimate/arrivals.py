@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from guard.estimate.figures import BYTES_PER_SECOND, RATIO, REQUESTS, optional
-from guard.estimate.utilization import Capacity, Utilization, observe_capacity, utilization
+from guard.estimate.utilization import Capacity, Demand, Utilization, observe_capacity, utilization
 from guard.estimate.windows import History, Window
 from guard.readings import Figure, Missing, Reading
 from guard.sources import lmcache_mp
@@ -21,6 +21,11 @@ class ArrivalEstimator:
     def __init__(self) -> None:
         self._capacity: Capacity | None = None
         self._bytes_per_key: float | None = None
+
+    @property
+    def demand(self) -> Demand:
+        """What ρ of the path is made of, as known now."""
+        return Demand(self._capacity, self._bytes_per_key)
 
     def figures(
         self,
@@ -54,9 +59,7 @@ class ArrivalEstimator:
             slots.count if slots else None,
             max_loads,
         )
-        use = utilization(
-            window, self._capacity, slots.count if slots else None, self._bytes_per_key
-        )
+        use = utilization(window, slots.count if slots else None, self.demand)
         new["load_bandwidth.capacity"] = _capacity_figure(self._capacity, window.at)
         new["backlog_growth"] = optional(use.backlog_growth, REQUESTS, window.at, "Δ queues")
         new["declined"] = optional(use.declined_ratio, RATIO, window.at, "loads over max_loads")

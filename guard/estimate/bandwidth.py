@@ -6,6 +6,7 @@ T0); all loads show what one prompt gets now, queueing included (`B_prompt`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from guard.estimate.windows import Window
@@ -17,13 +18,15 @@ _MIN_SIZE_SPREAD = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LoadSums:
-    """n, Σb, Σd, Σb², Σb·d of loads: enough for an exact least-squares fit of d on b."""
+    """n, Σb, Σd, Σb², Σb·d of loads: enough for an exact least-squares fit of d on b, and
+    with Σd² (None where it is not known) for the spread around it."""
 
     loads: float
     bytes: float
     seconds: float
     bytes_squared: float
     bytes_seconds: float
+    seconds_squared: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +41,13 @@ class Fit:
 def load_sums(window: Window, kind: str) -> LoadSums | None:
     """The ledger's sums of `kind` (all, alone) over a window; None when not all there."""
     names = ("loads", "bytes", "seconds", "bytes_squared", "bytes_seconds")
-    deltas = [window.delta(f"gate.{kind}.{name}") for name in names]
-    if any(delta is None for delta in deltas):
+    loads, moved, seconds, squares, products = (
+        window.delta(f"gate.{kind}.{name}") for name in names
+    )
+    if loads is None or moved is None or seconds is None or squares is None or products is None:
         return None
-    return LoadSums(*(delta for delta in deltas if delta is not None))
+    spread = window.delta(f"gate.{kind}.seconds_squared")
+    return LoadSums(loads, moved, seconds, squares, products, spread)
 
 
 def fit(sums: LoadSums) -> Fit | None:
@@ -65,6 +71,22 @@ def fit(sums: LoadSums) -> Fit | None:
     if fixed < 0:
         return Fit(sums.bytes_squared / sums.bytes_seconds, 0.0)
     return Fit(1 / slope, fixed)
+
+
+def residual_spread(sums: LoadSums, fixed_seconds: float, bandwidth: float) -> float | None:
+    """Standard deviation (seconds) of the loads around the line d = T0 + b/B; None where it
+    cannot be told."""
+    if sums.seconds_squared is None or sums.loads <= 2:
+        return None
+    squares = (
+        sums.seconds_squared
+        + sums.loads * fixed_seconds**2
+        + sums.bytes_squared / bandwidth**2
+        - 2 * fixed_seconds * sums.seconds
+        - 2 * sums.bytes_seconds / bandwidth
+        + 2 * fixed_seconds * sums.bytes / bandwidth
+    )
+    return math.sqrt(max(0.0, squares) / (sums.loads - 2))
 
 
 def path_bandwidth(window: Window, min_loads: float) -> float | None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from guard.estimate.adapter import adapter_figures
 from guard.estimate.arrivals import ArrivalEstimator
+from guard.estimate.bounds import BoundEstimator
 from guard.estimate.costs import cost_figures, moved_kv_bytes, other_kv_bytes, prefill_rate
 from guard.estimate.figures import Configured
 from guard.estimate.loads import LoadEstimator
@@ -40,6 +41,7 @@ class Estimator:
         self._prefill = PrefillEstimator()
         self._loads = LoadEstimator()
         self._arrivals = ArrivalEstimator()
+        self._bounds = BoundEstimator()
         self._kv_bytes: Reading | None = None
         self._saved: float | None = None
         self._saved_tokens: float | None = None
@@ -107,7 +109,12 @@ class Estimator:
             bytes_per_load=self._loads.bytes_per_load,
         )
         self._count_saved(figures, cache)
-        return figures
+        if cache is None:
+            return figures
+        slots = status.prefetch_slots(self._loads.bytes_per_load) if status else None
+        return self._bounds.bounded(
+            figures, self._cache, since, slots.count if slots else None, self._arrivals.demand
+        )
 
     def _kv_bytes_figure(
         self,

@@ -19,6 +19,7 @@ from guard.estimate.bandwidth import (
     window_bound,
 )
 from guard.estimate.figures import BYTES_PER_SECOND, REQUESTS, SECONDS, gauge
+from guard.estimate.steady import steady_window
 from guard.estimate.windows import History, Window
 from guard.readings import Figure, Missing, Reading
 from guard.sources import lmcache_mp
@@ -90,20 +91,30 @@ class LoadEstimator:
                 figures[f"load_bandwidth.{name}"] = idle
             figures["load_wait"] = idle
             return figures
-        figures.update(self._fits(window, min_loads))
+        steady = steady_window(history, window, _WINDOWS_SECONDS, since)
+        figures.update(self._fits(window, steady, min_loads))
         figures["load_bandwidth.recent"] = _path(window, min_loads)
         longer = history.window(max(window_seconds, window.seconds), since) or window
         figures["load_bandwidth.path"] = _path(longer, min_loads)
         return figures
 
-    def _fits(self, window: Window, min_loads: float) -> dict[str, Figure]:
+    def _fits(self, window: Window, steady: Window, min_loads: float) -> dict[str, Figure]:
+        """`steady` is where the evidence on loads alone may reach back to, if `window`
+        has enough of them at all: without any, what was before says nothing of now."""
         figures: dict[str, Figure] = {}
         everything, alone = load_sums(window, "all"), load_sums(window, "alone")
-        if everything is None or alone is None:
+        longer = load_sums(steady, "alone")
+        if everything is None or alone is None or longer is None:
             reason = Missing("series_absent", "the gate's load sums are not complete")
             return {"load_bandwidth.alone": reason, "load_bandwidth.prompt": reason}
+        if alone.loads < min_loads:
+            steady = window
+        else:
+            alone = longer
         seconds = f"over {window.seconds:.0f} s"
-        figures["estimate_loads.alone"] = Reading(alone.loads, REQUESTS, window.at, seconds)
+        figures["estimate_loads.alone"] = Reading(
+            alone.loads, REQUESTS, window.at, f"over {steady.seconds:.0f} s"
+        )
         figures["estimate_loads.prompt"] = Reading(everything.loads, REQUESTS, window.at, seconds)
         if everything.loads >= 1:
             self.bytes_per_load = everything.bytes / everything.loads
@@ -112,7 +123,7 @@ class LoadEstimator:
             idle = everything.loads < 1
             figures["load_bandwidth.alone"] = Missing("idle" if idle else "too_few_alone_loads")
         else:
-            self._publish_alone(figures, alone_fit, alone.loads, window)
+            self._publish_alone(figures, alone_fit, alone.loads, steady)
         if everything.loads >= min_loads and everything.seconds > 0:
             figures["load_bandwidth.prompt"] = Reading(
                 everything.bytes / everything.seconds,

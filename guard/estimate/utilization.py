@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from guard.estimate.intervals import Sums
 from guard.estimate.windows import Window
 
 
@@ -69,41 +70,74 @@ def observe_capacity(
     return known
 
 
-def utilization(
-    window: Window,
-    capacity: Capacity | None,
-    max_in_flight: float | None,
-    bytes_per_key: float | None,
-) -> Utilization:
-    """ρ over a window. `bytes_per_key` is the mean bytes that one asked key led to load,
-    learnt while lookups were admitted; denied keys count with it."""
-    seconds = window.seconds
-    lookups = window.delta("gate.lookups")
-    growth = _queue_growth(window)
-    declined = window.delta("gate.lookups.declined")
-    slots = path = demand = None
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What ρ of the path is made of beside the counters: C, and the mean bytes that one
+    asked key led to load, learnt while lookups were admitted."""
+
+    capacity: Capacity | None
+    bytes_per_key: float | None
+
+    def bytes_per_second(self, sums: Sums) -> float | None:
+        """Bytes asked of L2 a second, from `demand_sums`: what was submitted, denied keys
+        as if they had been admitted, and the queue's growth; None where the last two
+        count and no key's size is known."""
+        seconds, submitted, denied, growth, keys, lookups = sums
+        if self.bytes_per_key is None and (denied > 0 or growth > 0):
+            return None
+        per_key = self.bytes_per_key or 0.0
+        keys_per_lookup = keys / lookups if keys and lookups else 0.0
+        asked = submitted + denied * per_key + growth * keys_per_lookup * per_key
+        return max(0.0, asked) / seconds
+
+    def utilization(self, sums: Sums) -> float | None:
+        """ρ of the path, D/C; None where either is not known."""
+        demand = self.bytes_per_second(sums)
+        if demand is None or self.capacity is None or self.capacity.bytes_per_second <= 0:
+            return None
+        return demand / self.capacity.bytes_per_second
+
+
+def slot_sums(window: Window) -> Sums | None:
+    """Seconds, arrivals, lookups that L2 served, and seconds slots were held for them."""
+    lookups, growth = window.delta("gate.lookups"), _queue_growth(window)
     served = _sum(window, "gate.lookups.hit", "gate.lookups.partial", "gate.lookups.miss")
     held = _sum(window, "gate.lookup_seconds", "gate.all.seconds")
-    if lookups is not None and served and held is not None and growth is not None and max_in_flight:
-        arrivals = max(0.0, lookups + growth) / seconds
-        slots = arrivals * (held / served) / max_in_flight
-    submitted = window.delta("gate.submitted_bytes")
-    denied, keys = window.delta("gate.denied_keys"), window.delta("gate.lookup_keys")
-    if submitted is not None and denied is not None and growth is not None:
-        unknown_demand = (denied > 0 or growth > 0) and bytes_per_key is None
-        if not unknown_demand:
-            per_key = bytes_per_key or 0.0
-            keys_per_lookup = keys / lookups if keys and lookups else 0.0
-            asked = submitted + denied * per_key + growth * keys_per_lookup * per_key
-            demand = max(0.0, asked) / seconds
-    if demand is not None and capacity is not None and capacity.bytes_per_second > 0:
-        path = demand / capacity.bytes_per_second
+    if lookups is None or growth is None or served is None or held is None:
+        return None
+    return window.seconds, lookups + growth, served, held
+
+
+def slot_utilization(sums: Sums, slots: float | None) -> float | None:
+    """ρ of the slots, λ·h/c; None where nothing was served or c is not known."""
+    seconds, arrivals, served, held = sums
+    if not slots or served <= 0:
+        return None
+    return max(0.0, arrivals) / seconds * (held / served) / slots
+
+
+def demand_sums(window: Window) -> Sums | None:
+    """Seconds, bytes submitted, keys denied, growth of the queue, keys and lookups asked."""
+    growth = _queue_growth(window)
+    names = ("submitted_bytes", "denied_keys", "lookup_keys", "lookups")
+    submitted, denied, keys, lookups = (window.delta(f"gate.{name}") for name in names)
+    if submitted is None or denied is None or growth is None:
+        return None
+    return window.seconds, submitted, denied, growth, keys or 0.0, lookups or 0.0
+
+
+def utilization(window: Window, slots: float | None, demand: Demand) -> Utilization:
+    """ρ over a window; `slots` is how many lookups the cache lets run at once."""
+    held, asked = slot_sums(window), demand_sums(window)
+    declined = window.delta("gate.lookups.declined")
+    served = _sum(window, "gate.lookups.hit", "gate.lookups.partial", "gate.lookups.miss")
+    capacity = demand.capacity
     return Utilization(
-        slots=slots,
-        path=path,
+        slots=None if held is None else slot_utilization(held, slots),
+        path=None if asked is None else demand.utilization(asked),
         path_at_most=capacity is not None and not capacity.saturated,
-        demand_bytes_per_second=demand,
-        backlog_growth=growth,
+        demand_bytes_per_second=None if asked is None else demand.bytes_per_second(asked),
+        backlog_growth=_queue_growth(window),
         declined_ratio=None if declined is None or not served else declined / (declined + served),
     )
 

@@ -186,8 +186,9 @@ class KnownKeys(Generic[Key]):
     ) -> list[tuple[Key, int]]:
         """At most `count` known keys, all of one size, at random, of `max_bytes` in all.
 
-        The size is the one that most known keys have. Empty when nothing is known or one
-        key alone is over `max_bytes`. When nothing is known, what is doubted is taken, and
+        The size is the one that makes up most of the known bytes, of those within
+        `max_bytes`: many small objects say little of what loads cost. Empty when nothing is
+        known or all keys are over `max_bytes`. When nothing is known, what is doubted is taken, and
         with `lost` only what the last lookups missed.
         """
         self.settle()
@@ -197,10 +198,9 @@ class KnownKeys(Generic[Key]):
             else:
                 entries = [*self._old.values(), *self._young.values()]
                 entries = entries or list(self._doubted.values())
-        if not entries:
+        sizes = Counter(entry[1] for entry in entries if 0 < entry[1] <= max_bytes)
+        if not sizes:
             return []
-        size, _ = Counter(entry[1] for entry in entries).most_common(1)[0]
-        if size <= 0 or size > max_bytes:
-            return []
+        size = max(sizes, key=lambda each: each * sizes[each])
         alike = [entry for entry in entries if entry[1] == size]
         return chooser.sample(alike, min(count, len(alike), max_bytes // size))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from guard.policy.abort import abort_hung
-from guard.policy.open_phase import open_tick, opened_state
+from guard.policy.open_phase import found_silent, open_tick, opened_state
 from guard.policy.shown import decision, shown_state
 from guard.policy.state import BreakerState, PolicySettings, Surroundings
 from guard.policy.types import Admission, Decision, State
@@ -55,7 +55,11 @@ def decide(
         decided, state = open_tick(snapshot, state, verdict, settings, around, now, random)
         if state.phase != "open":
             return decided, state
-        return abort_hung(decided, state, snapshot, around, state.since, now)
+        decided, state = abort_hung(decided, state, snapshot, around, state.since, now)
+        if decided.action == "abort" and state.cause == "slow":
+            # What is only slow ends some load in all that time.
+            state = found_silent(state, "frozen", now)
+        return decided, state
     if state.phase == "returning":
         return _returning(state, verdict, settings, now)
     return _closed(snapshot, state, verdict, settings, around, now)

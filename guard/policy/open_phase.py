@@ -42,6 +42,11 @@ def opened_state(
     return _probed_early(opened, now) if opened.cause in _SILENT else opened
 
 
+def found_silent(state: BreakerState, cause: Cause | None, now: float) -> BreakerState:
+    """The state of a bypass that began as slow, when L2 turns out to answer nothing."""
+    return _probed_early(replace(state, cause=cause), now)
+
+
 def _probed_early(state: BreakerState, now: float) -> BreakerState:
     """A store that answered nothing either answers a probe or not, which a few of them
     tell sooner than a dwell; and one that serves them while the adapter hangs tells what
@@ -65,7 +70,7 @@ def open_tick(
     """One tick of the bypass."""
     if verdict.kind == "frozen" and state.cause == "slow":
         # What first looked slow has now moved nothing for too long to be only that.
-        state = _probed_early(replace(state, cause=verdict.cause), now)
+        state = found_silent(state, verdict.cause, now)
 
     def hold(
         shown: State, code: str, words: str, new: BreakerState, action: str | None = None

@@ -40,7 +40,7 @@ def _union(*parts: tuple[str, ...]) -> tuple[str, ...]:
 ORIGINS: dict[str, Origin] = {
     "load_bandwidth.alone": Origin(
         f"{GATE}: least squares of d = T0 + b/B over loads that ran alone, in the shortest of "
-        "10, 20, 60, 120 s with `min_loads` of them",
+        "10, 20, 60, 120 s with `min_loads`, and in as much of the longer ones as agrees",
         _ALONE,
     ),
     "load_bandwidth.prompt": Origin(

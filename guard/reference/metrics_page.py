@@ -65,6 +65,8 @@ _ABSENT = {
     "kvguard_control_requests_total": "none of that kind yet",
     "kvguard_healing_attempts_total": "none of that kind yet",
     "kvguard_missing": "nothing is missing",
+    "kvguard_estimate_bound": "there is no interval: less than a minute of evidence, or fewer "
+    "than six blocks of 5 s with loads",
     "kvguard_source_up": "before the first tick",
     "kvguard_source_scrape_seconds": "the peer never answered",
     "kvguard_unlisted_figures": "before the first tick",
@@ -138,7 +140,7 @@ def _labels(family: Metric) -> list[str]:
 
 def _full_view() -> View:
     """A view in which everything shows."""
-    figures = {row.figure: Reading(1.0, row.unit, 0.0, "") for row in METRICS}
+    figures = {row.figure: Reading(1.0, row.unit, 0.0, "", 0.0, 2.0) for row in METRICS}
     return View(
         started_at=0.0,
         ticks=1,

@@ -56,6 +56,18 @@ def _figures(snapshot: Snapshot) -> Iterator[Metric]:
                 family.add_metric([row.label[1]] if row.label else [], figure.value)
         if family.samples:
             yield family
+    bounds = _gauge(
+        "kvguard_estimate_bound",
+        "Between which values a figure lies with 95 % confidence, over one to two minutes.",
+        *("reading", "bound"),
+    )
+    for name, figure in snapshot.figures.items():
+        if isinstance(figure, Reading):
+            for bound, value in (("low", figure.low), ("high", figure.high)):
+                if value is not None:
+                    bounds.add_metric([name, bound], value)
+    if bounds.samples:
+        yield bounds
     missing = _gauge(
         "kvguard_missing", "1 for each figure that could not be had, and why.", "reading", "reason"
     )

@@ -102,6 +102,8 @@ def _figure(figure: Figure) -> dict[str, Any]:
         "at": figure.at,
         "source": figure.source,
     }
+    if figure.low is not None and figure.high is not None:
+        document.update(low=figure.low, high=figure.high)
     if math.isinf(figure.value):
         document.update(value=None, infinite=True)
     return document

@@ -184,7 +184,7 @@ def test_keys_are_found_by_their_identity() -> None:
 
 
 class TestSample:
-    def test_all_of_the_size_that_most_have(self) -> None:
+    def test_all_of_the_size_that_holds_most(self) -> None:
         known = known_keys()
         known.learn(["x"], [7])
         known.learn(list("abcdef"), [10] * 6)
@@ -192,6 +192,13 @@ class TestSample:
         assert len(picked) == 4
         assert {size for _, size in picked} == {10}
         assert len({key for key, _ in picked}) == 4
+
+    def test_many_small_ones_do_not_outvote_what_holds_most_bytes(self) -> None:
+        known = known_keys()
+        known.learn(list("abcdefgh"), [1] * 8)
+        known.learn(["x", "y"], [6, 6])
+        assert {size for _, size in known.sample(4, 1000, random.Random(1))} == {6}
+        assert {size for _, size in known.sample(4, 5, random.Random(1))} == {1}
 
     def test_within_the_budget(self) -> None:
         known = known_keys()
