@@ -39,6 +39,7 @@ lab-faults: $(STAMP) lab-env  ## every fault of a store, once (FAULT_RUNS=3 STRI
 
 soak: $(STAMP) lab-env  ## what is long, in full: writes docs/acceptance.md and docs/faults.md (70 minutes)
 	LAB_REPORT='$(abspath docs/acceptance.md)' STRICT=1 KVGUARD_BIN='$(abspath $(BIN)/kvguard)' .lab/bin/python -m pytest tests/lab/test_acceptance.py
+	ROGUES=10000 .lab/bin/python -m pytest tests/lab/test_gate_rogue.py
 	FAULTS_REPORT='$(abspath docs/faults.md)' STRICT=1 FAULT_RUNS=3 KVGUARD_BIN='$(abspath $(BIN)/kvguard)' .lab/bin/python -m pytest tests/lab/test_faults.py
 
 lint: $(STAMP)  ## ruff: rules and format

@@ -46,6 +46,7 @@ def loop_settings(settings: Settings) -> LoopSettings:
         lease_seconds=settings.gate.lease_seconds,
         renew_seconds=settings.gate.renew_seconds,
         status_seconds=settings.gate.status_seconds,
+        gate_token_file=settings.gate.token_file,
         blind_after_seconds=settings.policy.blind_after_seconds,
         stop_renewing_after_seconds=settings.policy.stop_renewing_after_seconds,
     )

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 from guard.chronicle import Chronicle, JournalLike
 from guard.control.lmcache_mp import GateControl
@@ -49,6 +50,7 @@ class LoopSettings:
     lease_seconds: float = 30.0
     renew_seconds: float = 5.0
     status_seconds: float = 10.0
+    gate_token_file: Path | None = None
     blind_after_seconds: float = 10.0
     stop_renewing_after_seconds: float = 300.0
 
@@ -81,7 +83,7 @@ class Loop:
             self._client, settings.engines, settings.cache, timeout, wall, monotonic
         )
         self._reconciler = Reconciler(
-            GateControl(self._client, settings.cache or "", timeout),
+            GateControl(self._client, settings.cache or "", timeout, settings.gate_token_file),
             settings.holder,
             monotonic,
             lease_seconds=settings.lease_seconds,

@@ -14,7 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -24,6 +32,7 @@ from pydantic_settings import (
 )
 
 from guard.addresses import listen_address, peer_url
+from guard.control.token_file import read_token
 from guard.errors import SettingsError
 from guard.settings_errors import ENV_PREFIX, environment_keys, explain, unknown
 from guard.yaml_file import read_yaml
@@ -56,6 +65,11 @@ def _holder(value: str) -> str:
     if not value.startswith("kvguard:") or not value.isprintable() or len(value) > 128:
         raise ValueError("a holder is 'kvguard:' and a name, at most 128 printable characters")
     return value
+
+
+def _with_token(path: Path) -> Path:
+    read_token(path)
+    return path
 
 
 def _default_holder() -> str:
@@ -141,6 +155,8 @@ class GateSettings(BaseModel):
     """Time between renewals; at most half the lease."""
     status_seconds: Annotated[Number, Field(ge=1, le=3600)] = 10.0
     """Time between reads of the gate's own status while nothing changes."""
+    token_file: Annotated[Path, AfterValidator(_with_token)] | None = None
+    """File with the token that the gate's `admission_token_file` asks for."""
 
     @model_validator(mode="after")
     def _renews_in_time(self) -> GateSettings:

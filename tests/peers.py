@@ -51,6 +51,7 @@ class Peers:
     posts: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     answer_with: bytes | None = None
     refuse: bool = False
+    token: str | None = None
     old_gate: bool = False
     can_abort: bool = True
     can_rebuild: bool = True
@@ -181,6 +182,8 @@ class Peers:
         return 404, b'{"error":"no such path"}'
 
     def _post(self, path: str, payload: dict[str, Any]) -> tuple[int, bytes]:
+        if self.token is not None and payload.get("token") != self.token:
+            return 403, b'{"error": "the token is not the one that this gate wants"}'
         if path.endswith("/probe"):
             self.probe_id += 1
             self.probe_of = payload.get("of", "known")

@@ -30,6 +30,7 @@ SAYS = {
     "refers_to_itself": "policy.trip_ratio in",
     "renews_too_late": "at most half of lease_seconds",
     "shares_that_fall": "must rise and end with 1",
+    "token_file_absent": "/nowhere/token cannot be read: No such file",
     "unknown_key": "unknown setting 'policy.trip_ration' in",
     "unknown_top_key": "the nearest known one is 'engine'",
     "url_credentials": "leave them out",

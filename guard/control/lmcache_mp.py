@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from guard.control.token_file import read_token
 from guard.errors import (
     ControlConflict,
     ControlRefused,
@@ -30,12 +32,19 @@ OPERATION_PATH = "/reconfigure/plugin/l2/"  # and the operation's name
 
 class GateControl:
     """The gate of one cache server. Holds no state of its own: what is in force is what
-    the gate says."""
+    the gate says. `token_file` holds what a gate with `admission_token_file` wants."""
 
-    def __init__(self, client: HttpClient, cache_url: str, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        client: HttpClient,
+        cache_url: str,
+        timeout_seconds: float,
+        token_file: Path | None = None,
+    ) -> None:
         self._client = client
         self._base = cache_url.rstrip("/")
         self._timeout = timeout_seconds
+        self._token_file = token_file
 
     @property
     def status_url(self) -> str:
@@ -136,6 +145,11 @@ class GateControl:
 
     async def _post(self, path: str, payload: Mapping[str, Any]) -> Mapping[str, Any]:
         url = self._base + path
+        if self._token_file is not None:
+            try:
+                payload = {**payload, "token": read_token(self._token_file)}
+            except ValueError as error:
+                raise ControlRefused(f"gate.token_file: {error}; {url} was not called") from error
         try:
             code, body = await self._client.post(url, payload, self._timeout)
         except SourceError as error:

@@ -38,6 +38,7 @@ from guard.gate.probe_state import ProbeRefused
 from guard.gate.rebuild_state import RebuildRefused, RebuildRequest
 from guard.gate.safety import Bell, Faults, Keeper, bells, logger
 from guard.gate.store_link import StoreLink
+from guard.gate.token import WrongToken
 from guard.gate.validate import InvalidWrite
 
 OPERATIONS = ("admission", "bypass", "restore", "probe", "abort", "rebuild")
@@ -57,6 +58,7 @@ class GatedL2Adapter(ForwardingAdapter):  # type: ignore[misc]
         build = builder(config, l1_memory_desc)
         self._clock = clock
         self._inner_type = config.inner_type
+        self._token = config.token
         self._closed = False
         self._ledger = Ledger(clock=clock)
         self._admission = Admission(config.default, clock=clock)
@@ -227,11 +229,12 @@ class GatedL2Adapter(ForwardingAdapter):  # type: ignore[misc]
         """One operation; answers the status after it, or the id of what it started, whose
         result comes with the status.
 
-        Raises only L2ReconfigureError, which LMCache answers with: 400 wrong input, 409 a
-        stale revision, or what cannot be started now (with the status), 500 a fault of the
-        gate's own.
+        Raises only L2ReconfigureError, which LMCache answers with: 400 wrong input, 403 no
+        token or a wrong one where one is wanted, 409 a stale revision, or what cannot be
+        started now (with the status), 500 a fault of the gate's own.
         """
         try:
+            payload = self._token.admit(payload)
             if operation == "probe":
                 return {"id": self._prober.start(payload), "started": True}
             if operation in ("abort", "rebuild"):
@@ -240,8 +243,8 @@ class GatedL2Adapter(ForwardingAdapter):  # type: ignore[misc]
                 return {"id": self._rebuilder.start(request), "started": True}
             self._write(operation, payload)
             return self._status()
-        except InvalidWrite as error:
-            raise L2ReconfigureError(400, str(error)) from error
+        except (InvalidWrite, WrongToken) as error:
+            raise L2ReconfigureError(error.status, str(error)) from error
         except (StaleRevision, ProbeRefused, RebuildRefused) as error:
             body = {"error": str(error), "state": self.reconfigure_status()["status"]}
             raise L2ReconfigureError(409, str(error), payload=body) from error

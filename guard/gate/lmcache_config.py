@@ -17,6 +17,7 @@ from lmcache.v1.distributed.l2_adapters.factory import create_l2_adapter_from_re
 from guard.gate.admission import Settings
 from guard.gate.descriptors import above_floor
 from guard.gate.store_link import StoreLink
+from guard.gate.token import AdmissionToken
 from guard.gate.validate import InvalidWrite, no_other_keys, shown, text
 
 MAX_NAME = 64
@@ -29,7 +30,8 @@ _SETTINGS = {
     "default_lookup_deadline_s": "lookup_deadline_s",
     "default_load_deadline_s": "load_deadline_s",
 }
-_KEYS = frozenset({"inner", "name", *_SETTINGS})
+_KEYS = frozenset({"inner", "name", "admission_token_file", *_SETTINGS})
+MAX_PATH = 4096
 
 # What LMCache's own fault_inject adapter parses for its inner adapter besides from_dict.
 _PARSED_APART = (
@@ -41,12 +43,14 @@ _PARSED_APART = (
 @dataclass(frozen=True, slots=True)
 class GateConfig:
     """`adapter_params`, checked: `name` is the `l2` label, `default` what is admitted while
-    nobody holds a lease, `inner` the wrapped adapter's own spec with its `type`."""
+    nobody holds a lease, `inner` the wrapped adapter's own spec with its `type`, `token` what
+    every operation must bring."""
 
     name: str
     default: Settings
     inner_type: str
     inner: Mapping[str, Any]
+    token: AdmissionToken
 
     @staticmethod
     def parse(params: Mapping[str, Any]) -> GateConfig:
@@ -70,9 +74,13 @@ class GateConfig:
             default = Settings().changed(
                 {field: params[key] for key, field in _SETTINGS.items() if key in params}
             )
-        except InvalidWrite as error:
+            file = params.get("admission_token_file")
+            if file is not None and not text("admission_token_file", file, MAX_PATH):
+                raise InvalidWrite("admission_token_file must not be empty")
+            token = AdmissionToken(file)
+        except (InvalidWrite, ValueError) as error:
             raise ValueError(f"adapter_params of the kvguard gate: {error}") from error
-        return GateConfig(name, default, inner["type"], dict(inner))
+        return GateConfig(name, default, inner["type"], dict(inner), token)
 
 
 def builder(config: GateConfig, l1_memory_desc: Any) -> Callable[[], L2AdapterInterface]:
