@@ -69,7 +69,8 @@ def run(
         str | None, typer.Option(metavar="observe|enforce", help="decide only, or also act")
     ] = None,
     objective: Annotated[
-        str | None, typer.Option(metavar="tail|median|throughput", help="what to protect")
+        str | None,
+        typer.Option(metavar="tail|median|throughput", help="what to protect; only tail yet"),
     ] = None,
     kv_bytes_per_token: Annotated[
         float | None, typer.Option(metavar="N", help="KV bytes per token, see kv-bytes")

@@ -72,6 +72,12 @@ def _with_token(path: Path) -> Path:
     return path
 
 
+def _known_objective(value: str) -> str:
+    if value != "tail":
+        raise ValueError(f"this version protects the tail only, not {value!r} yet; leave it out")
+    return value
+
+
 def _default_holder() -> str:
     name = "".join(c for c in socket.gethostname() if c.isprintable())
     return f"kvguard:{name or 'unnamed'}"[:128]
@@ -197,8 +203,10 @@ class Settings(BaseSettings):
     """Base URL of LMCache's HTTP server; LMCache's default when no engine is given either."""
     mode: Literal["observe", "enforce"] = "observe"
     """`observe` decides and journals, `enforce` also acts."""
-    objective: Literal["tail", "median", "throughput"] = "tail"
-    """What the policy protects."""
+    objective: Annotated[
+        Literal["tail", "median", "throughput"], AfterValidator(_known_objective)
+    ] = "tail"
+    """What the policy protects; this version knows `tail` only."""
     kv_bytes_per_token: Known = None
     """KV bytes a token takes in L2 (s), where it cannot be measured."""
     prefill_rate: Known = None

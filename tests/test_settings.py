@@ -26,6 +26,7 @@ SAYS = {
     "no_section": "a section",
     "no_text": "is no YAML",
     "no_yaml": "is no YAML at line 2",
+    "objective_median": "protects the tail only, not 'median' yet",
     "out_of_range": "greater than or equal to 0.2",
     "refers_to_itself": "policy.trip_ratio in",
     "renews_too_late": "at most half of lease_seconds",
