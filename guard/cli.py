@@ -70,7 +70,7 @@ def run(
     ] = None,
     objective: Annotated[
         str | None,
-        typer.Option(metavar="tail|median|throughput", help="what to protect; only tail yet"),
+        typer.Option(metavar="tail|median|throughput", help="only tail yet"),
     ] = None,
     kv_bytes_per_token: Annotated[
         float | None, typer.Option(metavar="N", help="KV bytes per token, see kv-bytes")
